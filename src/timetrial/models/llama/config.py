@@ -1,0 +1,61 @@
+"""The shape of a Llama, without torch: so that listing and sizing a workload stays instant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretch of the rotary frequencies beyond the pretrained context."""
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_len: int = 8192
+    """Context length, in tokens, of the model before stretching."""
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """One Llama (Touvron et al. 2023, arXiv:2302.13971; Grattafiori et al. 2024, arXiv:2407.21783)."""
+
+    vocab_size: int
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    """Width of the SwiGLU, elements."""
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tied: bool = False
+    """Whether the output head reuses the embedding."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; output projections get it over sqrt(2 n_layers)."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    def layer_params(self) -> int:
+        """Parameters of one block, elements."""
+        kv = self.n_kv_heads * self.head_dim
+        attention = 2 * self.dim * self.dim + 2 * self.dim * kv
+        return attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+
+    def n_params(self) -> int:
+        """All parameters, elements."""
+        ends = self.vocab_size * self.dim * (1 if self.tied else 2)
+        return ends + self.n_layers * self.layer_params() + self.dim
+
+    def flops_per_sample(self, seq_len: int) -> float:
+        """Model FLOP of forward and backward over one sample of `seq_len` tokens.
+
+        6 per matrix parameter and token (2 forward, 4 backward), and 6 s^2 d per layer for the two
+        attention products under a causal mask, which computes half of the full 12 s^2 d
+        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved). Recomputation is not counted.
+        """
+        matmul = self.n_layers * (self.layer_params() - 2 * self.dim) + self.vocab_size * self.dim
+        return 6.0 * matmul * seq_len + 6.0 * self.n_layers * self.dim * float(seq_len) ** 2
