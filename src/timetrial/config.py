@@ -153,6 +153,16 @@ class Evaluation:
         return point > before // self.every_samples and point > self.skip_first
 
 
+@dataclass(frozen=True)
+class Submission:
+    """Who submits what, as the result log says it."""
+
+    org: str = "unaffiliated"
+    platform: str = "local"
+    """Name of the system under test."""
+    division: str = "closed"
+
+
 class ModelConfig(Protocol):
     """What every model's configuration offers without importing torch."""
 
@@ -160,8 +170,11 @@ class ModelConfig(Protocol):
         """Trainable and frozen parameters, elements."""
         ...
 
-    def flops_per_sample(self, seq_len: int) -> float:
-        """Model FLOP of forward and backward over one sample, recomputation not counted."""
+    def flops_per_sample(self, seq_len: int, frozen: bool = False) -> float:
+        """Model FLOP of forward and backward over one sample, recomputation not counted.
+
+        With `frozen` weights the products for weight gradients are left out.
+        """
         ...
 
 
@@ -186,15 +199,13 @@ class RunConfig:
     checkpoint_every: int = 0
     """Optimizer steps between two checkpoints; 0 for none."""
     keep_checkpoints: int = 2
+    """Newest checkpoints that stay on disk."""
+    submission: Submission = field(default_factory=Submission)
 
     @property
-    def official(self) -> bool:
-        return self.preset == "official"
-
-    @property
-    def max_samples(self) -> int:
-        """Training samples after which the run ends without success."""
-        return self.evaluation.max_samples
+    def flops_per_step(self) -> float:
+        """Model FLOP of one optimizer step over all ranks."""
+        return self.plan.gbs * self.model.flops_per_sample(self.data.seq_len, frozen=self.lora is not None)
 
 
 def replace(config: Any, **changes: Any) -> Any:

@@ -50,12 +50,13 @@ class LlamaConfig:
         ends = self.vocab_size * self.dim * (1 if self.tied else 2)
         return ends + self.n_layers * self.layer_params() + self.dim
 
-    def flops_per_sample(self, seq_len: int) -> float:
+    def flops_per_sample(self, seq_len: int, frozen: bool = False) -> float:
         """Model FLOP of forward and backward over one sample of `seq_len` tokens.
 
         6 per matrix parameter and token (2 forward, 4 backward), and 6 s^2 d per layer for the two
         attention products under a causal mask, which computes half of the full 12 s^2 d
         (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved). Recomputation is not counted.
+        `frozen` weights need no weight gradients, so 4 instead of 6; adapters are too small to count.
         """
         matmul = self.n_layers * (self.layer_params() - 2 * self.dim) + self.vocab_size * self.dim
-        return 6.0 * matmul * seq_len + 6.0 * self.n_layers * self.dim * float(seq_len) ** 2
+        return (4.0 if frozen else 6.0) * matmul * seq_len + 6.0 * self.n_layers * self.dim * float(seq_len) ** 2
