@@ -1,0 +1,132 @@
+"""What the trainer sees of a model under any plan: one step, one evaluation, one clipping.
+
+The trainer's arithmetic is the same on every layout, because the engine keeps two promises:
+
+- the gradient is that of `sum of token losses / tokens of the global batch`: each rank divides by the
+  global count and gradients are summed over ranks, so that micro batches and ranks with different
+  numbers of counted tokens weigh right (a mean of means would not);
+- a `dp_rank` is a logical reader: all tensor, context and pipeline ranks of one data-parallel rank
+  read the same whole samples and get the same numbers back.
+
+`OneRank` is the straight path: the plain model, autograd, nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from timetrial.parallel.loss import token_loss_sum
+
+Batch = dict[str, Tensor]
+"""`tokens` and `labels`, int64 [B, S]; labels are already shifted; -100 marks tokens without loss."""
+
+
+class Timer(Protocol):
+    """Something that adds up the time spent under a name."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]: ...
+
+
+class NoTimer:
+    """Times nothing."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+class Engine(ABC):
+    """A model laid out over ranks, ready to be stepped."""
+
+    model: nn.Module
+    """This rank's part of the model (its pipeline stages; sharded parameters are DTensors)."""
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    dp_rank: int = 0
+    """Which reader of the data this rank is; ranks that differ only in tp, cp or pp share it."""
+    dp_size: int = 1
+
+    def parameters_named(self) -> list[tuple[str, nn.Parameter]]:
+        """This rank's parameters, frozen ones included, under the single-device model's names."""
+        return [(plain_name(name), p) for name, p in self.model.named_parameters()]
+
+    @abstractmethod
+    def train_step(self, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer | None = None) -> Tensor:
+        """Forward and backward over all micro batches of this dp rank; gradients add to `.grad`.
+
+        `total_tokens` is the number of counted tokens of the step over *all* dp ranks. Returns the sum
+        of token losses over this dp rank's samples, a float32 scalar; it stays on the device, so that
+        nothing waits for it. Phases: "forward", "backward".
+        """
+
+    @abstractmethod
+    def eval_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(sum of token losses, counted tokens) over this dp rank's `batch`, without gradients."""
+
+    @abstractmethod
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their global L2 norm is at most `max_norm`; the norm before that."""
+
+    @abstractmethod
+    def reduce_sums(self, values: Tensor) -> Tensor:
+        """`values` summed over the dp ranks, in place; the same on every rank afterwards."""
+
+
+class OneRank(Engine):
+    """The whole model on one device."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model.to(device)
+        self.device = device
+
+    def train_step(self, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer | None = None) -> Tensor:
+        timer = timer or NoTimer()
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        for batch in micro_batches:
+            with timer.phase("forward"):
+                loss_sum = self._loss_sum(batch)
+            with timer.phase("backward"):
+                (loss_sum / total_tokens).backward()
+            total += loss_sum.detach()
+        return total
+
+    @torch.no_grad()
+    def eval_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        self.model.eval()
+        return self._loss_sum(batch), counted_tokens(batch)
+
+    def _loss_sum(self, batch: Batch) -> Tensor:
+        tokens, labels = batch["tokens"].to(self.device), batch["labels"].to(self.device)
+        return token_loss_sum(self.model(tokens), labels)
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        scale_to_norm(grads, norm, max_norm)
+        return norm
+
+    def reduce_sums(self, values: Tensor) -> Tensor:
+        return values
+
+
+def counted_tokens(batch: Batch) -> Tensor:
+    """Tokens of `batch` that have a label, int64 scalar."""
+    return (batch["labels"] >= 0).sum()
+
+
+def scale_to_norm(grads: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiply `grads` by max_norm / norm where that is below 1, without asking the device for `norm`."""
+    if grads:
+        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # 1e-6: as torch's own clipping
+
+
+def plain_name(name: str) -> str:
+    """The single-device model's name of a parameter: wrappers leave marks in it."""
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
