@@ -17,6 +17,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from timetrial.errors import UserError
@@ -175,6 +176,18 @@ class ModelConfig(Protocol):
 
         With `frozen` weights the products for weight gradients are left out.
         """
+        ...
+
+    def create(self) -> Any:
+        """The model, an `nn.Module` with `init_weights(seed)`, on torch's default device."""
+        ...
+
+    def load_weights(self, model: Any, path: Path) -> None:
+        """Fill the model from pretrained weights in the format of its field."""
+        ...
+
+    def save_weights(self, model: Any, path: Path) -> None:
+        """Write the model's weights in the format of its field."""
         ...
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,21 @@ class LlamaConfig:
         """
         matmul = self.n_layers * (self.layer_params() - 2 * self.dim) + self.vocab_size * self.dim
         return (4.0 if frozen else 6.0) * matmul * seq_len + 6.0 * self.n_layers * self.dim * float(seq_len) ** 2
+
+    def create(self) -> nn.Module:
+        """The model, on torch's default device, without meaningful values."""
+        from timetrial.models.llama.model import Llama
+
+        return Llama(self)
+
+    def load_weights(self, model: nn.Module, path: Path) -> None:
+        """Fill the model from a directory of Hugging Face safetensors."""
+        from timetrial.models.llama import hf
+
+        hf.load(model, path)
+
+    def save_weights(self, model: nn.Module, path: Path) -> None:
+        """Write the model as a directory of Hugging Face safetensors."""
+        from timetrial.models.llama import hf
+
+        hf.save(model, path)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from timetrial.models.layers.norm import RMSNorm
 from timetrial.models.layers.rope import frequencies, rotate, rotation
 from timetrial.models.llama.config import LlamaConfig
+from timetrial.seeding import stream
 
 
 class Attention(nn.Module):
@@ -135,10 +136,3 @@ class Llama(nn.Module):
             residual = name.endswith(("wo.weight", "w2.weight"))
             generator = torch.Generator(parameter.device).manual_seed(stream(seed, name))
             parameter.normal_(0.0, std / math.sqrt(2 * self.config.n_layers) if residual else std, generator=generator)
-
-
-def stream(seed: int, name: str) -> int:
-    """A 63-bit seed for one named random stream of a run."""
-    import hashlib
-
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
