@@ -51,6 +51,8 @@ class Plan:
     """fp32 or bf16: what matrix products take; weights and optimizer state stay in fp32."""
     recompute: str = "none"
     """Activation recomputation: none, selective or full."""
+    schedule: str = "1f1b"
+    """Pipeline schedule: 1f1b (interleaved when vp > 1), zb (zero bubble) or zbv (V-shaped zero bubble, vp=2)."""
     compile: bool = False
     """Run each block under torch.compile."""
 
