@@ -1,0 +1,209 @@
+"""Read a plan from the command line and refuse one that cannot work, before anything starts.
+
+No torch here: `train --dry-run` and `launch` on a laptop check plans for thousands of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+
+from timetrial.config import AXES, Plan, RunConfig, parse, replace
+from timetrial.errors import UserError
+from timetrial.workloads.workload import suggest
+
+PRECISIONS = ("fp32", "bf16")
+RECOMPUTES = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "zb", "zbv")
+DEGREES = ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")
+
+
+def parse_plan(text: str, base: Plan, nproc: int) -> Plan:
+    """`base` with the settings of `text`, such as "tp=2,pp=2,gbs=32", for a run of `nproc` ranks.
+
+    The data-parallel degree, unless given, is what the other axes leave of the ranks. Raises UserError
+    on unknown keys, values that do not fit and ranks that the other axes cannot share out evenly.
+    """
+    hints = typing.get_type_hints(Plan)
+    known = [f.name for f in dataclasses.fields(Plan)]
+    given: dict[str, object] = {}
+    for item in (part.strip() for part in text.split(",")):
+        if not item:
+            continue
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if key not in known:
+            raise UserError(f"--plan: no setting {key!r}{suggest(key, known)}; it has {', '.join(known)}")
+        if not equals or not value:
+            raise UserError(f"--plan: {key} needs a value, as in {key}={getattr(base, key)}")
+        if key in given:
+            raise UserError(f"--plan: {key} is given twice; keep one")
+        given[key] = parse(value, hints[key], f"--plan {key}")
+    plan: Plan = replace(base, **given)
+    check_degrees(plan)
+    if "dp" not in given:
+        others = plan.tp * plan.cp * plan.pp
+        if nproc % others:
+            raise UserError(
+                f"tp={plan.tp} x cp={plan.cp} x pp={plan.pp} = {others} does not divide {nproc} ranks; "
+                f"set --nproc to a multiple of {others} or change tp, cp or pp"
+            )
+        plan = replace(plan, dp=nproc // others)
+    return plan
+
+
+def check_degrees(plan: Plan) -> None:
+    """Raise UserError unless every degree and batch size is at least 1."""
+    for name in DEGREES:
+        if getattr(plan, name) < 1:
+            raise UserError(f"--plan: {name}={getattr(plan, name)} must be at least 1")
+
+
+def validate(plan: Plan, config: RunConfig, world: int) -> None:
+    """Raise UserError, one line naming the option to change, if `plan` cannot run `config` on `world` ranks."""
+    check_degrees(plan)
+    _check_names(plan)
+    _check_world(plan, world)
+    _check_batch(plan)
+    _check_model(plan, config)
+    _check_sequence(plan, config.data.seq_len)
+    _check_pipeline(plan, config)
+
+
+def _check_names(plan: Plan) -> None:
+    for name, allowed in (("precision", PRECISIONS), ("recompute", RECOMPUTES), ("schedule", SCHEDULES)):
+        value = getattr(plan, name)
+        if value not in allowed:
+            raise UserError(f"--plan: {name}={value} is unknown{suggest(value, list(allowed))}; use {_or(allowed)}")
+    if sorted(plan.order.split("-")) != sorted(AXES):
+        raise UserError(
+            f"--plan: order={plan.order} must name each of {', '.join(AXES)} once, fastest first, as in {'-'.join(AXES)}"
+        )
+
+
+def _check_world(plan: Plan, world: int) -> None:
+    if plan.world_size != world:
+        others = plan.tp * plan.cp * plan.pp
+        fix = f"set dp={world // others}" if world % others == 0 else f"set --nproc to {plan.world_size}"
+        raise UserError(
+            f"tp={plan.tp} x cp={plan.cp} x pp={plan.pp} x dp={plan.dp} = {plan.world_size} ranks, "
+            f"but the run has {world}; {fix}"
+        )
+
+
+def _check_batch(plan: Plan) -> None:
+    share = plan.mbs * plan.dp
+    if plan.gbs % share:
+        near = plan.gbs // share * share
+        values = " or ".join(str(v) for v in (near, near + share) if v)
+        raise UserError(
+            f"gbs={plan.gbs} is not a multiple of mbs={plan.mbs} x dp={plan.dp} = {share}; set gbs={values}, or change mbs"
+        )
+
+
+def _check_model(plan: Plan, config: RunConfig) -> None:
+    model = config.model
+    sizes = (
+        ("n_heads", "attention heads"),
+        ("n_kv_heads", "key/value heads"),
+        ("ffn_dim", "feed-forward channels"),
+        ("vocab_size", "vocabulary entries"),
+    )
+    for field, words in sizes:
+        size = getattr(model, field, None)
+        if size is not None and size % plan.tp:
+            raise UserError(
+                f"tp={plan.tp} does not divide the model's {size} {words} (model.{field}); set tp to one of "
+                f"{', '.join(map(str, _tp_degrees(model, sizes)))}"
+            )
+    experts = getattr(model, "n_experts", 0)
+    if plan.ep > 1 and not experts:
+        raise UserError(f"ep={plan.ep} needs a mixture-of-experts model and {config.workload} has none; set ep=1")
+    if plan.ep > 1 and experts % plan.ep:
+        raise UserError(f"ep={plan.ep} does not divide the model's {experts} experts; change ep")
+
+
+def _tp_degrees(model: object, sizes: tuple[tuple[str, str], ...]) -> list[int]:
+    present = [s for s in (getattr(model, field, None) for field, _ in sizes) if s is not None]
+    return [tp for tp in range(1, min(present) + 1) if all(s % tp == 0 for s in present)]
+
+
+def _check_sequence(plan: Plan, seq_len: int) -> None:
+    if plan.cp > 1 and seq_len % (2 * plan.cp):
+        raise UserError(
+            f"data.seq_len={seq_len} does not split into 2 x cp={2 * plan.cp} equal chunks (each rank holds a head "
+            f"and a tail chunk); change cp or data.seq_len"
+        )
+    if plan.tp > 1 and (seq_len // plan.cp) % plan.tp:
+        raise UserError(
+            f"data.seq_len={seq_len} over cp={plan.cp} leaves {seq_len // plan.cp} tokens a rank, which tp={plan.tp} "
+            f"does not divide (sequence parallelism); change tp, cp or data.seq_len"
+        )
+
+
+def _check_pipeline(plan: Plan, config: RunConfig) -> None:
+    if plan.vp > 1 and plan.pp == 1:
+        raise UserError(f"vp={plan.vp} needs pipeline stages; set pp above 1, or vp=1")
+    if plan.schedule != "1f1b" and plan.pp == 1:
+        raise UserError(f"schedule={plan.schedule} needs pipeline stages; set pp above 1, or schedule=1f1b")
+    if plan.pp == 1:
+        return
+    layers = config.model.n_layers
+    stages = plan.pp * plan.vp
+    if layers + 2 < stages:
+        raise UserError(
+            f"pp={plan.pp} x vp={plan.vp} = {stages} stages, but the model's {layers} layers with embedding and loss "
+            f"make {layers + 2}; lower pp or vp"
+        )
+    if getattr(config.model, "tied", False):
+        raise UserError(
+            f"pp={plan.pp} puts embedding and head on different ranks, but model.tied shares them; set pp=1"
+        )
+    _check_schedule(plan)
+
+
+def _check_schedule(plan: Plan) -> None:
+    micro_batches = plan.grad_accumulation_steps
+    if plan.schedule == "zbv" and plan.vp != 2:
+        raise UserError(f"schedule=zbv runs two stages a rank, not vp={plan.vp}; set vp=2, or schedule=zb")
+    if plan.schedule != "1f1b" and plan.recompute != "none":
+        raise UserError(
+            f"schedule={plan.schedule} splits the backward pass, which recompute={plan.recompute} cannot replay twice; "
+            f"set recompute=none or schedule=1f1b"
+        )
+    if plan.schedule != "1f1b" and plan.compile:
+        raise UserError(
+            f"schedule={plan.schedule} splits the backward pass, which compiled blocks do not allow; "
+            f"set compile=false or schedule=1f1b"
+        )
+    plain = plan.schedule == "1f1b" and plan.vp == 1
+    if plain and micro_batches < plan.pp:
+        raise UserError(
+            f"1F1B over pp={plan.pp} needs at least {plan.pp} micro batches, and gbs={plan.gbs} gives {micro_batches}; "
+            f"raise gbs to {plan.pp * plan.mbs * plan.dp}, or lower mbs, dp or pp"
+        )
+    rounds = max(1, micro_batches // plan.pp)
+    if not plain and plan.schedule != "zbv" and micro_batches % rounds:
+        near = micro_batches // plan.pp * plan.pp
+        raise UserError(
+            f"{micro_batches} micro batches do not divide into {rounds} equal rounds over pp={plan.pp} ranks; "
+            f"set gbs={near * plan.mbs * plan.dp} or gbs={(near + plan.pp) * plan.mbs * plan.dp}"
+        )
+
+
+def split_layers(n_layers: int, stages: int) -> list[tuple[bool, range, bool]]:
+    """For each pipeline stage: has it the embedding, which layers, has it the head and the loss.
+
+    Embedding and loss count as one layer each, because the two ends weigh about as much: so 126 layers
+    fall evenly on 64 stages. What does not divide evenly is spread over the stages.
+    """
+    units = n_layers + 2
+    bounds = [i * units // stages for i in range(stages + 1)]
+    parts = []
+    for low, high in itertools.pairwise(bounds):
+        parts.append((low == 0, range(max(low - 1, 0), min(high - 1, n_layers)), high == units))
+    return parts
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
