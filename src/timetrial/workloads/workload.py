@@ -34,6 +34,8 @@ class Workload:
     """Dotted configuration key -> where its official value comes from."""
     mini_note: str = ""
     """What the mini preset trains on, and where its target comes from."""
+    mini_base: Callable[[], RunConfig] | None = None
+    """The pretraining that the mini starts from, where the official one starts from a checkpoint."""
 
 
 def names() -> list[str]:

@@ -1,0 +1,78 @@
+"""What a finished run scored: result.json and the short table at its end."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from timetrial.config import RunConfig
+
+MINI_NOTICE = "mini preset: not an MLPerf result"
+UNVERIFIED_NOTICE = "unverified: not reviewed by MLCommons"
+WARM_UP_STEPS = 3
+"""Steps left out of the median: first calls allocate and compile."""
+
+
+def notice(config: RunConfig) -> str:
+    """What must be said wherever this run's numbers are shown."""
+    return UNVERIFIED_NOTICE if config.official else MINI_NOTICE
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file; none when it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summarize(config: RunConfig, metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run that follow from its metrics: see `docs/how-it-works.md` for each field."""
+    steady = metrics[WARM_UP_STEPS:] or metrics
+    step_times = [row["step_time_s"] for row in steady]
+    median = statistics.median(step_times) if step_times else None
+    mfus = [row["mfu"] for row in steady if row["mfu"] is not None]
+    total = sum(step_times)
+    return {
+        "workload": config.workload,
+        "preset": config.preset,
+        "round": config.round,
+        "mlperf_result": False,
+        "notice": notice(config),
+        "metric": config.evaluation.metric,
+        "target": config.evaluation.target,
+        "value": evaluations[-1]["value"] if evaluations else None,
+        "steps": metrics[-1]["step"] if metrics else 0,
+        "samples": metrics[-1]["samples"] if metrics else 0,
+        "tokens_per_s": config.plan.gbs * config.data.seq_len / median if median else None,
+        "step_time_s": median,
+        "mfu": statistics.median(mfus) if mfus else None,
+        "data_wait_share": sum(row["phases"]["data"] for row in steady) / total if total else None,
+        "seed": config.seed,
+    }
+
+
+def table(result: dict[str, Any], paths: dict[str, Path]) -> str:
+    """The end of a run, as lines for people."""
+    verdict = {
+        "success": "target reached",
+        "aborted": "target NOT reached within the allowed samples",
+        "stopped": "stopped before the target",
+    }[result["status"]]
+
+    def figure(key: str, pattern: str, scale: float = 1.0) -> str:
+        return pattern.format(result[key] * scale) if result.get(key) is not None else "-"
+
+    rows = [
+        ("result", verdict),
+        ("workload", f"{result['workload']} {result['preset']} ({result['notice']})"),
+        (result["metric"], f"{figure('value', '{:.4f}')} (target {result['target']:g})"),
+        ("time to train", figure("time_to_train_s", "{:.1f} s")),
+        ("samples, steps", f"{result['samples']:,} samples in {result['steps']:,} steps"),
+        ("throughput", figure("tokens_per_s", "{:,.0f} tokens/s")),
+        ("step time", figure("step_time_s", "{:.1f} ms (median)", 1e3)),
+        ("MFU", figure("mfu", "{:.1%}") + figure("matmul_flops_per_s", " of the measured {:,.0f} GFLOP/s", 1e-9)),
+        ("waiting for data", figure("data_wait_share", "{:.2%} of the step time")),
+    ]
+    rows += [(name, str(path)) for name, path in paths.items()]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,84 @@
+"""Bases: the short pretraining that some minis start from, made once and kept.
+
+The official workload starts from a checkpoint that somebody else pretrained; its mini must make its
+own. A base is keyed by its whole configuration and this package's version, so that a changed recipe makes a new one.
+It lies in the user's cache as Hugging Face safetensors, next to the run that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from timetrial.config import RunConfig, dumps
+from timetrial.errors import RunFailed, UserError
+from timetrial.workloads.workload import find
+
+
+def cache_dir() -> Path:
+    """Where this user keeps caches: $XDG_CACHE_HOME/timetrial, by default ~/.cache/timetrial."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "timetrial"
+
+
+def base_config(config: RunConfig) -> RunConfig:
+    """The pretraining that `config.init` asks for. Raises UserError when the workload has none."""
+    workload = find(config.init.base or config.workload)
+    if workload.mini_base is None:
+        raise UserError(f"init.base={config.init.base}: {workload.name} defines no base; use init.kind=hf with init.path")
+    return workload.mini_base()
+
+
+def base_path(config: RunConfig) -> Path:
+    """Where the base of `config` lies, made or not."""
+    key = hashlib.sha256(dumps(base_config(config)).encode()).hexdigest()[:16]
+    return cache_dir() / "bases" / f"{config.workload}-{key}"
+
+
+def find_base(config: RunConfig) -> Path | None:
+    """The finished base of `config`, or None when it is yet to be made."""
+    path = base_path(config)
+    return path / "weights" if (path / "weights").is_dir() else None
+
+
+def make_base(config: RunConfig) -> Path:
+    """Pretrain the base of `config` in this process unless it is there; its weights' directory."""
+    from timetrial.train.run import train_run
+
+    done = find_base(config)
+    if done is not None:
+        return done
+    path = base_path(config)
+    work = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        base = base_config(config)
+        result = train_run(base, work / "run", resume=False, command=f"base of {config.workload}", export=work / "weights")
+        if result["status"] == "aborted":
+            raise RunFailed(f"the base of {config.workload} missed its target: {result['value']:.4f}")
+        if result["status"] != "success":
+            raise RunFailed(f"the base of {config.workload} was stopped before it was done; run the command again")
+        try:
+            work.rename(path)
+        except OSError:  # another process was faster; its base is the same
+            if find_base(config) is None:
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return path / "weights"
+
+
+def initial_weights(config: RunConfig) -> Path | None:
+    """The directory of the weights that the run starts from, or None for random ones."""
+    init = config.init
+    if init.kind == "random":
+        return None
+    if init.kind == "base":
+        return make_base(config)
+    if init.kind == "hf":
+        if init.path is None:
+            raise UserError("init.kind=hf needs init.path, a directory of Hugging Face safetensors (--set init.path=DIR)")
+        if not Path(init.path).is_dir():
+            raise UserError(f"init.path={init.path}: no such directory; it must hold Hugging Face safetensors")
+        return Path(init.path)
+    raise UserError(f"init.kind={init.kind}: unknown; use random, base or hf")

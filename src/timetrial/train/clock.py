@@ -1,0 +1,49 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+
+
+class StepClock:
+    """Seconds of one step by phase. What no phase claims is `other`.
+
+    On a GPU kernels run after the call that started them returns, so each phase ends with a
+    synchronisation, and only when `synchronise` asks for this breakdown.
+    """
+
+    def __init__(self, device: torch.device, synchronise: bool = False) -> None:
+        self._wait = device.type == "cuda" and synchronise
+        self.start()
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside to phase `name`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._wait:
+                torch.cuda.synchronize()
+            self._seconds[name] += time.perf_counter() - began
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds measured elsewhere."""
+        self._seconds[name] += seconds
+
+    def stop(self) -> tuple[float, dict[str, float]]:
+        """End the step: (its length, the phases), seconds."""
+        total = time.perf_counter() - self._began
+        self._seconds["other"] = max(0.0, total - sum(self._seconds.values()))
+        return total, dict(self._seconds)

@@ -1,0 +1,313 @@
+"""The training loop: step, evaluate, stop at the target; everything a run leaves is written here.
+
+One step: wait for samples, forward and backward over the micro batches, clip, learning rate, optimizer.
+After the steps at which the rule says so: evaluate the fixed held-out set and stop when the target is
+met. The run fails when `max_samples` are used up without that. The clock runs from `run_start`, before
+the first sample is read, to `run_stop`, evaluations included (MLPerf Training rules, section 7).
+
+A step is a function of (configuration, weights, step number): samples come from their position, dropout
+from a stream named after the step. So a run that was killed and resumed repeats the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from timetrial.config import RunConfig
+from timetrial.data.loader import Loader
+from timetrial.data.source import Source
+from timetrial.errors import RunFailed
+from timetrial.optim.schedule import learning_rate
+from timetrial.parallel.engine import Batch, Engine
+from timetrial.results.mllog import ResultLog
+from timetrial.seeding import stream
+from timetrial.train.checkpoint import Checkpointer
+from timetrial.train.clock import StepClock
+from timetrial.train.display import Display
+from timetrial.train.durable import JsonLines, write_atomic
+from timetrial.train.evaluate import evaluate
+from timetrial.train.process import Process
+from timetrial.train.rundir import RunDir
+from timetrial.train.state import load_state, run_state
+
+
+@dataclass
+class Progress:
+    """How far the run is; stored in each checkpoint."""
+
+    step: int = 0
+    samples: int = 0
+    value: float | None = None
+    """The last evaluation's quality."""
+    started_ms: int = 0
+    """When the clock started, milliseconds since 1970."""
+    resumed: int = 0
+    """How often the run was taken up again."""
+
+
+@dataclass
+class Files:
+    """The run's growing files; only rank 0 has them."""
+
+    metrics: JsonLines
+    evaluations: JsonLines
+
+    def offsets(self) -> dict[str, int]:
+        return {"metrics": self.metrics.offset(), "evaluations": self.evaluations.offset()}
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.evaluations.close()
+
+
+class Trainer:
+    """One run of one process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        process: Process,
+        engine: Engine,
+        optimizer: torch.optim.Optimizer,
+        source: Source,
+        log: ResultLog,
+        display: Display,
+        peak_flops_per_s: float | None,
+    ) -> None:
+        self.config, self.run, self.process = config, run, process
+        self.engine, self.optimizer, self.source = engine, optimizer, source
+        self.log, self.display = log, display
+        self.peak_flops_per_s = peak_flops_per_s
+        self.progress = Progress()
+        self.files: Files | None = None
+        self.stop_asked = False
+        self.reached = False
+        self.checkpoints = Checkpointer(run.checkpoints, keep=config.keep_checkpoints)
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    def train(self, resume: bool) -> str:
+        """Run to the end; returns success, aborted (target missed) or stopped (asked to, or max_steps)."""
+        config = self.config
+        self._restore(resume)
+        loader = Loader(
+            self.source.train,
+            seed=config.seed,
+            gbs=config.plan.gbs,
+            mbs=config.plan.mbs,
+            dp_rank=self.engine.dp_rank,
+            dp_size=self.engine.dp_size,
+            start_sample=self.progress.samples,
+        )
+        previous = signal.signal(signal.SIGTERM, self._ask_to_stop), signal.signal(signal.SIGINT, self._ask_to_stop)
+        status = "failed"
+        try:
+            self.log.block_start(self.progress.samples)
+            status = self._steps(loader)
+            self._finish(status)
+            return status
+        finally:
+            signal.signal(signal.SIGTERM, previous[0])
+            signal.signal(signal.SIGINT, previous[1])
+            loader.close()
+            self.checkpoints.close()
+            if self.files:
+                self.files.close()
+            self.display.close()
+
+    def _steps(self, loader: Loader) -> str:
+        config, progress = self.config, self.progress
+        clock = StepClock(self.engine.device)
+        while True:
+            if self.reached:
+                return "success"
+            if progress.samples >= config.evaluation.max_samples:
+                return "aborted"
+            if config.max_steps is not None and progress.step >= config.max_steps:
+                return "stopped"
+            if self._agree_to_stop():
+                return "stopped"
+            clock.start()
+            micro_batches = next(loader)
+            clock.add("data", loader.wait_s)
+            row = self._step(micro_batches, loader, clock)
+            before = progress.samples
+            progress.step += 1
+            progress.samples += config.plan.gbs
+            if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
+                self._record(row, clock)
+                self._evaluate_if_due(before)
+                with clock.phase("checkpoint"):
+                    self._save()
+            else:
+                self._record(row, clock)
+                self._evaluate_if_due(before)
+
+    def _step(self, micro_batches: list[Batch], loader: Loader, clock: StepClock) -> dict[str, float]:
+        """Forward, backward, clip and update; the step's loss, gradient norm and learning rate."""
+        config, engine = self.config, self.engine
+        torch.manual_seed(stream(config.seed, f"step/{self.progress.step}/{engine.dp_rank}"))
+        counts = torch.tensor(float(sum(int((b["labels"] >= 0).sum()) for b in micro_batches)), device=engine.device)
+        total_tokens = engine.reduce_sums(counts.double())
+        loss_sum = engine.train_step(micro_batches, total_tokens, timer=clock)
+        loss = float(engine.reduce_sums(loss_sum.double())) / float(total_tokens)
+        with clock.phase("optimizer"):
+            norm = float(engine.clip_grad_norm(config.optim.clip_norm))
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self._save_failure(loss, norm, loader)
+            lr = learning_rate(config.optim, self.progress.step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return {"loss": loss, "lr": lr, "grad_norm": norm}
+
+    def _evaluate_if_due(self, samples_before: int) -> None:
+        """Evaluate when this step passed an evaluation point; notes whether the target is met."""
+        config, progress = self.config, self.progress
+        if not config.evaluation.due(samples_before, progress.samples):
+            return
+        self.log.block_stop(progress.samples)
+        self.log.eval_start(progress.samples)
+        began = time.perf_counter()
+        value = evaluate(self.engine, self.source.heldout, config)
+        seconds = time.perf_counter() - began
+        progress.value = value
+        self.reached = config.evaluation.reached(value)
+        self.log.eval_accuracy(value, progress.samples)
+        self.log.eval_stop(progress.samples)
+        if self.files:
+            self.files.evaluations.append(
+                {
+                    "step": progress.step,
+                    "samples": progress.samples,
+                    "value": value,
+                    "target": config.evaluation.target,
+                    "reached": self.reached,
+                    "duration_s": seconds,
+                    "elapsed_s": self._elapsed_s(),
+                }
+            )
+        self.display.evaluation(progress.samples, value, self.reached, seconds)
+        if not math.isfinite(value):
+            raise RunFailed(f"step {progress.step}: evaluation gave {value}; lower optim.base_lr or resume from before")
+        if not self.reached:
+            self.log.block_start(progress.samples)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def _record(self, row: dict[str, float], clock: StepClock) -> None:
+        """One line of metrics.jsonl and of the display."""
+        config, progress = self.config, self.progress
+        step_s, phases = clock.stop()
+        tokens = config.plan.gbs * config.data.seq_len
+        mfu = config.flops_per_step / step_s / self.peak_flops_per_s if self.peak_flops_per_s else None
+        self.display.step(progress.step, row["loss"], step_s, tokens, mfu)
+        if self.files:
+            self.files.metrics.append(
+                {
+                    "step": progress.step,
+                    "loss": row["loss"],
+                    "samples": progress.samples,
+                    "step_time_s": step_s,
+                    "lr": row["lr"],
+                    "grad_norm": row["grad_norm"],
+                    "tokens_per_s": tokens / step_s,
+                    "mfu": mfu,
+                    "elapsed_s": self._elapsed_s(),
+                    "phases": phases,
+                }
+            )
+
+    def _elapsed_s(self) -> float:
+        return time.time() - self.progress.started_ms / 1000.0
+
+    def _save(self) -> None:
+        """Start a checkpoint of this very state; it is written while training goes on."""
+        extra: dict[str, Any] = {"progress": dict(vars(self.progress)), "seed": self.config.seed}
+        if self.files:
+            extra["offsets"] = {**self.files.offsets(), "log": self.log.offset()}
+        state = run_state(self.engine, self.optimizer, trainable_only=self.config.lora is not None)
+        self.checkpoints.save(self.progress.step, state, extra)
+
+    def _restore(self, resume: bool) -> None:
+        """Take up the newest sound checkpoint, or start the clock of a new run."""
+        offsets: dict[str, int] = {}
+        found = None
+        if resume:
+            trainable_only = self.config.lora is not None
+            found = load_state(self.checkpoints, self.engine, self.optimizer, trainable_only)
+        if found is not None:
+            for message in found.skipped:
+                self.display.warn(message)
+            self.progress = Progress(**found.extra["progress"])
+            self.progress.resumed += 1
+            offsets = found.extra.get("offsets", {})
+            self.reached = self.progress.value is not None and self._last_evaluation_reached()
+            self.display.say(f"resuming at step {self.progress.step:,} from {found.path.name}")
+        elif resume:
+            self.display.say("no usable checkpoint: starting at step 0")
+        if self.process.main:
+            self.files = Files(
+                JsonLines(self.run.metrics, offset=offsets.get("metrics", 0)),
+                JsonLines(self.run.evaluations, offset=offsets.get("evaluations", 0)),
+            )
+        if found is None:
+            self.log.init_stop()
+            self.log.run_start()
+            self.progress.started_ms = int(time.time() * 1000)
+
+    def _last_evaluation_reached(self) -> bool:
+        return self.progress.value is not None and self.config.evaluation.reached(self.progress.value)
+
+    def _save_failure(self, loss: float, norm: float, loader: Loader) -> None:
+        """Keep what made the loss break and end the run."""
+        step = self.progress.step + 1
+        path = self.run.path / f"failure-step-{step}-rank-{self.process.rank}.json"
+        indices = [int(i) for i in loader.last_indices]
+        record = {"step": step, "loss": str(loss), "grad_norm": str(norm), "sample_indices": indices}
+        write_atomic(path, json.dumps(record, indent=2) + "\n")
+        raise RunFailed(
+            f"step {step}: loss {loss}, gradient norm {norm}; the sample indices are in {path}; "
+            "lower optim.base_lr, or --resume from the last checkpoint with another seed"
+        )
+
+    def _finish(self, status: str) -> None:
+        if self.config.checkpoint_every or status == "stopped":
+            self._save()
+            self.checkpoints.wait()
+        if status != "stopped" or self.config.max_steps is not None:
+            self.log.run_stop(self.progress.samples, status)
+
+    # ---- being asked to stop ---------------------------------------------------------------------
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop_asked = True
+
+    def _agree_to_stop(self) -> bool:
+        """Whether any rank was asked to stop, so that all stop after the same step."""
+        if self.process.world_size == 1:
+            return self.stop_asked
+        flag = torch.tensor([float(self.stop_asked)])
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+def trained_weights(config: RunConfig, engine: Engine, path: Path) -> None:
+    """Write the engine's model as pretrained weights, adapters merged."""
+    from timetrial.models import lora
+
+    model = engine.model
+    if config.lora is not None:
+        lora.merge(model)
+    config.model.save_weights(model, path)

@@ -1,0 +1,64 @@
+"""What one process is within the run: its rank, its device, its threads, its process group.
+
+`torchrun` tells each process its place through RANK, WORLD_SIZE and LOCAL_RANK; that contract of
+PyTorch's launcher is the only environment this package reads.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+COLLECTIVE_TIMEOUT_S = 600
+"""How long a collective may wait for a missing rank before the job ends."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank of the run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.rank == 0
+
+
+def launched_by_torchrun() -> bool:
+    """Whether a launcher has given this process a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def start(threads: int | None = None) -> Process:
+    """Join the process group (none for a single process), choose the device, set the threads.
+
+    `threads` per process; by default the machine's cores shared out over its local ranks.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world))
+    if world > 1 and not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+    return Process(rank, world, local, local_world, device)
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,133 @@
+"""From what the user typed to one resolved configuration, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from timetrial.config import AXES, Plan, RunConfig, override, parse, replace
+from timetrial.errors import UserError
+from timetrial.parallel.plan import parse_plan, validate
+from timetrial.train.rundir import reopen
+from timetrial.workloads import workload as workloads
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process as a rank of a job."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank_count(nproc: int | None, plan: str | None) -> int:
+    """Ranks of the job: torchrun's word, else --nproc, else as many as the plan's degrees need."""
+    if is_rank():
+        return int(os.environ["WORLD_SIZE"])
+    return nproc or math.prod(_setting(plan, axis) or 1 for axis in AXES)
+
+
+def resolve(
+    workload: str,
+    preset: str,
+    round_: str | None = None,
+    plan: str | None = None,
+    ranks: int = 1,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    data: Path | None = None,
+    sets: list[str] | None = None,
+    resume_from: Path | None = None,
+) -> RunConfig:
+    """The configuration of a run. Raises UserError when a name, a value or the plan is wrong.
+
+    A resumed run keeps its own configuration; its plan alone may change.
+    """
+    if resume_from is not None:
+        config = _resumed(workload, resume_from)
+        if sets or round_ or seed is not None:
+            raise UserError("--resume keeps the run's configuration; only --plan, --nproc and --max-steps may be given")
+    else:
+        config = workloads.resolve(workload, preset, round_, _batch_size(plan, sets))
+        for text in sets or []:
+            dotted, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"--set {text}: write key=value, for example optim.base_lr=3e-4")
+            config = override(config, dotted.strip(), value.strip())
+    if seed is not None:
+        config = replace(config, seed=seed)
+    if max_steps is not None:
+        if max_steps < 1:
+            raise UserError(f"--max-steps {max_steps}: must be at least 1")
+        config = replace(config, max_steps=max_steps)
+    if data is not None:
+        config = replace(config, data=replace(config.data, path=str(data)))
+    config = replace(config, plan=_plan(plan, config, ranks))
+    validate(config.plan, config, ranks)
+    return config
+
+
+def _setting(plan: str | None, name: str) -> int | None:
+    """The whole number that the plan's text gives `name`, or None."""
+    for part in (plan or "").split(","):
+        key, _, value = part.partition("=")
+        if key.strip() == name:
+            return int(parse(value.strip(), int, f"--plan {name}"))
+    return None
+
+
+def _batch_size(plan: str | None, sets: list[str] | None) -> int | None:
+    """The global batch size that the user asks for: official recipes depend on it."""
+    for text in sets or []:
+        key, _, value = text.partition("=")
+        if key.strip() == "plan.gbs":
+            return int(parse(value.strip(), int, "--set plan.gbs"))
+    return _setting(plan, "gbs")
+
+
+def _plan(text: str | None, config: RunConfig, ranks: int) -> Plan:
+    """The plan in `text`; without one, data parallel over all ranks.
+
+    A micro batch that nobody chose shrinks to fit the share of one data parallel rank.
+    """
+    plan = parse_plan(text or "", config.plan, ranks)
+    share, rest = divmod(plan.gbs, plan.dp)
+    if _setting(text, "mbs") is None and not rest:
+        plan = replace(plan, mbs=max(size for size in range(1, min(plan.mbs, share) + 1) if share % size == 0))
+    return plan
+
+
+def _resumed(workload: str, path: Path) -> RunConfig:
+    config = reopen(path)[1]
+    if config.workload != workload:
+        raise UserError(f"--resume: {path} holds a run of {config.workload}, not of {workload}")
+    return config
+
+
+def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path) -> int:
+    """Start the job's ranks on this machine with the same words; its exit code.
+
+    Rank 0 must not be alone for minutes, so a base that the run needs is made before.
+    """
+    from timetrial.train.base import initial_weights
+    from timetrial.train.launch import run_local
+
+    initial_weights(config)
+    words = drop_option(arguments, "--nproc")
+    if "--out" not in words and not any(word.startswith("--out=") for word in words):
+        words += ["--out", str(out)]
+    return run_local(ranks, words)
+
+
+def drop_option(arguments: list[str], name: str) -> list[str]:
+    """`arguments` without the option `name` and its value, in either spelling."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word == name:
+            skip = True
+        elif not word.startswith(f"{name}="):
+            kept.append(word)
+    return kept
+
+

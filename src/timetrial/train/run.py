@@ -1,0 +1,177 @@
+"""One run from configuration to report: put the parts together, train, write what is left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from timetrial.config import RunConfig
+from timetrial.data.source import Source, open_source
+from timetrial.errors import UserError
+from timetrial.optim import adamw
+from timetrial.parallel import parallelize
+from timetrial.parallel.engine import Engine
+from timetrial.report import html
+from timetrial.results import summary
+from timetrial.results.mllog import ResultLog
+from timetrial.train import process as processes
+from timetrial.train.base import initial_weights
+from timetrial.train.build import build_model
+from timetrial.train.display import Display
+from timetrial.train.durable import write_atomic
+from timetrial.train.environment import record
+from timetrial.train.loop import Trainer, trained_weights
+from timetrial.train.peak import matmul_flops_per_s
+from timetrial.train.process import Process
+from timetrial.train.rundir import RunDir, create, reopen
+
+
+def train_run(
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    command: str,
+    export: Path | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train `config` into the directory `out`; the content of result.json.
+
+    `export` also writes the trained weights there. Runs on every rank of the job. Raises UserError
+    before anything is written when the configuration cannot run, RunFailed when training breaks.
+    """
+    process = processes.start()
+    try:
+        return _train(config, out, resume, command, export, quiet, process)
+    finally:
+        if export is None:  # a base is trained inside the run that needs it
+            processes.stop()
+
+
+def _train(
+    config: RunConfig, out: Path, resume: bool, command: str, export: Path | None, quiet: bool, process: Process
+) -> dict[str, Any]:
+    weights = initial_weights(config)
+    source = open_source(config.data)
+    check_fit(config, source)
+    run = _directory(config, out, resume, process)
+    log = _open_log(config, run, resume, process)
+    try:
+        log.init_start(config)
+        peak = _peak(config, process)
+        engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
+        optimizer = adamw.build(engine.parameters_named(), config.optim)
+        log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
+        display = Display(config, total_steps(config), silent=quiet or not process.main)
+        if process.main:
+            write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
+        trainer = Trainer(config, run, process, engine, optimizer, source, log, display, peak)
+        status = trainer.train(resume)
+    finally:
+        log.close()
+    result: dict[str, Any] = {"status": status}
+    if process.main:
+        result = _result(config, run, trainer, status, peak, command)
+    if config.lora is not None and process.main:
+        _save_adapters(config, engine, run)
+    if export is not None:
+        trained_weights(config, engine, export)
+    return result
+
+
+def run_and_report(config: RunConfig, out: Path, resume: bool, command: str) -> None:
+    """`train_run`, then on rank 0 the page and the table. Raises RunFailed when the target was missed."""
+    result = train_run(config, out, resume, command)
+    if "workload" not in result:
+        return
+    run = RunDir(out)
+    page = html.write(out)
+    paths = {"report": page, "result log": run.log, "run": run.path}
+    if config.lora is not None:
+        paths["adapters"] = run.adapters
+    print(summary.table(result, paths))
+    if result["status"] == "aborted":
+        evaluation = config.evaluation
+        raise RunFailed(f"target {evaluation.metric} {evaluation.target:g} not reached in {result['samples']:,} samples")
+
+
+def total_steps(config: RunConfig) -> int:
+    """Steps after which the run ends at the latest."""
+    steps = -(-config.evaluation.max_samples // config.plan.gbs)
+    return min(steps, config.max_steps) if config.max_steps is not None else steps
+
+
+def check_fit(config: RunConfig, source: Source) -> None:
+    """Refuse a model and data that do not belong together."""
+    if source.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"data {config.data.source}: its tokenizer has {source.vocab_size:,} ids, the model "
+            f"{config.model.vocab_size:,}; set model.vocab_size to at least {source.vocab_size}"
+        )
+    if len(source.heldout) < config.evaluation.samples:
+        raise UserError(
+            f"data {config.data.source}: {len(source.heldout):,} held-out samples of {config.data.seq_len} tokens, "
+            f"evaluation asks for {config.evaluation.samples:,}; set evaluation.samples or data.seq_len lower"
+        )
+    if not len(source.train):
+        raise UserError(f"data {config.data.source}: no training sample of {config.data.seq_len} tokens")
+
+
+def _directory(config: RunConfig, out: Path, resume: bool, process: Process) -> RunDir:
+    """The run's directory, made by rank 0; all ranks wait for it."""
+    if process.main:
+        run = reopen(out)[0] if resume else create(out, config)
+    if process.world_size > 1:
+        torch.distributed.barrier()
+    return run if process.main else RunDir(out)
+
+
+def _open_log(config: RunConfig, run: RunDir, resume: bool, process: Process) -> ResultLog:
+    offset = 0
+    if resume and process.main:
+        from timetrial.train.checkpoint import newest_extra
+
+        extra = newest_extra(run.checkpoints)
+        offset = extra.get("offsets", {}).get("log", 0) if extra else 0
+    return ResultLog(run.log, enabled=process.main, offset=offset)
+
+
+def _peak(config: RunConfig, process: Process) -> float | None:
+    """FLOP/s of all ranks together: all measure at the same time, since they will also compute so."""
+    dtype = torch.bfloat16 if process.device.type == "cuda" and config.plan.precision == "bf16" else torch.float32
+    rate = matmul_flops_per_s(process.device, dtype, torch.get_num_threads())
+    if process.world_size == 1:
+        return rate
+    total = torch.tensor([rate], dtype=torch.float64)
+    torch.distributed.all_reduce(total)
+    return float(total)
+
+
+def _result(
+    config: RunConfig, run: RunDir, trainer: Trainer, status: str, peak: float | None, command: str
+) -> dict[str, Any]:
+    """Write result.json and report.html and print the table."""
+    metrics, evaluations = summary.read_lines(run.metrics), summary.read_lines(run.evaluations)
+    progress = trainer.progress
+    result = {
+        **summary.summarize(config, metrics, evaluations),
+        "status": status,
+        "time_to_train_s": metrics[-1]["elapsed_s"] if metrics else None,
+        "matmul_flops_per_s": peak,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started_ms / 1000)),
+        "resumed": progress.resumed,
+        "command": command,
+    }
+    if evaluations and metrics and evaluations[-1]["elapsed_s"] > metrics[-1]["elapsed_s"]:
+        result["time_to_train_s"] = evaluations[-1]["elapsed_s"]
+    write_atomic(run.result, json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _save_adapters(config: RunConfig, engine: Engine, run: RunDir) -> None:
+    from timetrial.models import lora
+
+    lora.save_adapters(engine.model, run.adapters)
