@@ -49,7 +49,8 @@ def directory() -> Traversable:
 
 def sources() -> dict[str, dict[str, Any]]:
     """Collection -> where it came from: title, package, licence, sha256, counts."""
-    return json.loads((directory() / "sources.json").read_text(encoding="utf-8"))
+    listing: dict[str, dict[str, Any]] = json.loads((directory() / "sources.json").read_text(encoding="utf-8"))
+    return listing
 
 
 def documents(name: str = "sotu") -> list[Document]:

@@ -121,7 +121,7 @@ def load(path: str | Path, name: str | None = None) -> Tokenizer:
         backend = _backend(text)
     except OSError as error:
         raise UserError(f"tokenizer {file}: {error.strerror}; give a tokenizer.json or its directory") from None
-    except Exception as error:  # noqa: BLE001, the library raises no narrower type
+    except Exception as error:  # the library raises no narrower type
         raise UserError(f"tokenizer {file} is not a Hugging Face tokenizer.json: {error}") from None
     named = _config_tokens(file.with_name("tokenizer_config.json"))
     eos = _token_id(backend, (named.get("eos_token"), *_END_TOKENS))
