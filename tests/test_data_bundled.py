@@ -95,6 +95,12 @@ def test_tokenizer_files_that_cannot_be_used_are_named(tmp_path):
     assert tokenizer.load(Path(tmp_path)).eos_id == 1
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_sotu_samples_are_consecutive_windows_with_the_next_token_as_label():
     source = open_source(Data(source="sotu", seq_len=256, tokenizer="sotu-2048"))
     tok, (train, heldout) = source.tokenizer, bundled.split(bundled.documents("sotu"))

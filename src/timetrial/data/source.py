@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from timetrial.config import Data
-from timetrial.data import bundled
-from timetrial.data.samples import IGNORE, ArrayTokens, Samples, StreamSamples
+from timetrial.data import bundled, packing
+from timetrial.data.cache import cached_tokens
+from timetrial.data.samples import IGNORE, ArrayTokens, PackedSamples, Samples, StreamSamples
 from timetrial.data.tokenizer import Tokenizer, bundled_tokenizer
 from timetrial.errors import UserError
 
@@ -35,13 +36,33 @@ def open_source(data: Data) -> Source:
 def open_sotu(data: Data) -> Source:
     """The bundled State of the Union addresses; `data.tokenizer` is `sotu-VOCAB`, by default 2,048."""
     tokenizer = bundled_by_name(data.tokenizer or "sotu-2048")
-    train, heldout = bundled.split(bundled.documents("sotu"))
-    return Source(
-        train=StreamSamples(_stream(train, tokenizer), data.seq_len),
-        heldout=StreamSamples(_stream(heldout, tokenizer), data.seq_len),
-        vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer,
-    )
+    text = bundled.sources()["sotu"]["uncompressed_sha256"]
+
+    def samples(part: int, name: str) -> StreamSamples:
+        def make() -> ArrayTokens:
+            return _stream(bundled.split(bundled.documents("sotu"))[part], tokenizer)
+
+        return StreamSamples(cached_tokens(f"sotu-{name}", [text], tokenizer, make), data.seq_len)
+
+    return Source(samples(0, "train"), samples(1, "heldout"), tokenizer.vocab_size, tokenizer)
+
+
+def open_synopses(data: Data) -> Source:
+    """The bundled pairs, packed to `data.seq_len`; the tokenizer is that of `sotu`."""
+    tokenizer = bundled_by_name(data.tokenizer or "sotu-2048")
+    text = bundled.sources()["synopses"]["uncompressed_sha256"]
+
+    def samples(part: int, name: str, shards: int) -> PackedSamples:
+        def make() -> ArrayTokens:
+            pairs = bundled.split(bundled.pairs("synopses"))[part]
+            rows = (packing.tokenize(pair, tokenizer, summary_only=name == "heldout") for pair in pairs)
+            return packing.pack(rows, data.seq_len, shards)
+
+        decided_by = [text, str(data.seq_len)]
+        return PackedSamples(cached_tokens(f"synopses-{name}", decided_by, tokenizer, make), data.seq_len)
+
+    train = samples(0, "train", packing.TRAIN_SHARDS)
+    return Source(train, samples(1, "heldout", packing.HELD_OUT_SHARDS), tokenizer.vocab_size, tokenizer)
 
 
 def bundled_by_name(name: str) -> Tokenizer:
@@ -59,4 +80,4 @@ def _stream(documents: list[bundled.Document], tokenizer: Tokenizer) -> ArrayTok
 
 __all__ = ["IGNORE", "SOURCES", "Samples", "Source", "open_source"]
 
-SOURCES: dict[str, Callable[[Data], Source]] = {"sotu": open_sotu}
+SOURCES: dict[str, Callable[[Data], Source]] = {"sotu": open_sotu, "synopses": open_synopses}
