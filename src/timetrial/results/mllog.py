@@ -142,7 +142,7 @@ class ResultLog:
 
     def tracked_stats(self, samples: int, **values: float) -> None:
         """Figures for readers (loss, tokens per second ...); no rule reads them. Once a block, not a step."""
-        self._point(keys.TRACKED_STATS, values, {keys.SAMPLES_COUNT: samples})
+        self._point("tracked_stats", values, {keys.SAMPLES_COUNT: samples})
 
     def run_stop(self, samples: int, status: str) -> None:
         """Stops the clock. `status` is success, aborted or stopped; a log knows only the first two."""

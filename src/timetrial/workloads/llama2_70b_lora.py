@@ -43,7 +43,9 @@ def official(round_: str, gbs: int | None) -> RunConfig:
     """The closed-division definition of `round_` at global batch size `gbs` (8 when None)."""
     gbs = 8 if gbs is None else gbs
     if gbs < 1:
-        raise UserError(f"llama2_70b_lora: global batch size {gbs} must be at least 1; RCPs exist for {sorted(RCP_RATES)}")
+        raise UserError(
+            f"llama2_70b_lora: global batch size {gbs} must be at least 1; RCPs exist for {sorted(RCP_RATES)}"
+        )
     return RunConfig(
         workload="llama2_70b_lora",
         preset="official",
@@ -60,7 +62,7 @@ def official(round_: str, gbs: int | None) -> RunConfig:
             weight_decay=1e-4,
             decay_norms=False,
             clip_norm=0.3,
-            schedule="cosine with linear warmup",
+            schedule="cosine with linear warmup from zero",
             warmup_steps=0,
             decay_steps=TRAINING_STEPS,
         ),
@@ -110,7 +112,7 @@ PROVENANCE = {
     "optim.weight_decay": f"{RULES}; {COMMAND}",
     "optim.decay_norms": "no norm is trained; the adapters' matrices all decay",
     "optim.clip_norm": f"{RULES}; {COMMAND}",
-    "optim.schedule": f"{COMMAND}: lr_scheduler_type cosine",
+    "optim.schedule": f"{COMMAND}: lr_scheduler_type cosine (transformers' get_cosine_schedule_with_warmup)",
     "optim.warmup_steps": f"{RCP}; {COMMAND}: warmup_ratio 0 (free in the rules)",
     "optim.decay_steps": f"{RCP}; {COMMAND}: max_steps 1024 (free in the rules)",
     "evaluation.target": RULESET,
@@ -121,7 +123,7 @@ PROVENANCE = {
     "lora.rank": f"{RULESET}; {COMMAND}",
     "lora.alpha": f"{RULES}; {COMMAND}",
     "lora.dropout": f"{RULES}; {COMMAND}",
-    "lora.targets": f"{COMMAND}: qkv_proj, o_proj",
+    "lora.targets": f"{COMMAND}: qkv_proj, o_proj; the reference's q, k and v share one down-projection",
     "plan.gbs": f"{COMMAND}: 8 devices of 1 (free in the rules)",
 }
 
@@ -135,14 +137,35 @@ def mini() -> RunConfig:
         model=LlamaConfig(vocab_size=2048, dim=192, n_layers=4, n_heads=6, n_kv_heads=2, ffn_dim=512),
         data=Data(source="sotu", seq_len=256, tokenizer="sotu-2048"),
         optim=Optim(
-            base_lr=3e-3, end_lr=0.0, beta2=0.999, eps=1e-8, weight_decay=1e-4, clip_norm=0.3, decay_steps=300
+            base_lr=3e-3,
+            end_lr=0.0,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=1e-4,
+            clip_norm=0.3,
+            schedule="cosine with linear warmup from zero",
+            decay_steps=300,
         ),
         evaluation=Evaluation(
             metric="evaluation loss", target=4.0, every_samples=384, samples=64, skip_first=0, max_samples=16 * 300
         ),
         plan=Plan(mbs=16, gbs=16, precision="fp32"),
-        init=Init(kind="base", base="llama31_8b:mini"),
+        init=Init(kind="base"),
         lora=Lora(),
+    )
+
+
+def mini_base() -> RunConfig:
+    """The pretraining whose weights the mini's adapters are trained on."""
+    return RunConfig(
+        workload="llama2_70b_lora",
+        preset="mini",
+        round="v6.0",
+        model=mini().model,
+        data=mini().data,
+        optim=Optim(base_lr=3e-3, end_lr=3e-4, warmup_steps=20, decay_steps=280),
+        evaluation=Evaluation(metric="log perplexity", target=5.0, every_samples=512, samples=64, max_samples=16 * 300),
+        plan=Plan(mbs=16, gbs=16, precision="fp32"),
     )
 
 
@@ -152,6 +175,7 @@ WORKLOAD = Workload(
     rounds=("v5.0", "v5.1", "v6.0", "v6.1"),
     official=official,
     mini=mini,
+    mini_base=mini_base,
     provenance=PROVENANCE,
     mini_note="adapters on a small base that is pretrained first; target that the base does not meet",
 )

@@ -116,7 +116,7 @@ PROVENANCE = {
     "optim.beta2": RULESET,
     "optim.eps": RULESET,
     "optim.weight_decay": RULESET,
-    "optim.decay_norms": "NVIDIA/Megatron-LM megatron/core/optimizer/__init__.py: one-dimensional parameters do not decay",
+    "optim.decay_norms": "NVIDIA/Megatron-LM megatron/core/optimizer/__init__.py: one-dimensional ones do not decay",
     "optim.clip_norm": RULESET,
     "optim.schedule": f"{RULESET}; {NEMO_OPTIM}: CosineAnnealing",
     "optim.warmup_steps": f"{RULES}: ceil(8000 x 1152 / GBS)",
@@ -139,9 +139,7 @@ def mini() -> RunConfig:
         model=LlamaConfig(vocab_size=2048, dim=192, n_layers=4, n_heads=6, n_kv_heads=2, ffn_dim=512),
         data=Data(source="sotu", seq_len=256, tokenizer="sotu-2048"),
         optim=Optim(base_lr=3e-3, end_lr=3e-4, warmup_steps=20, decay_steps=480),
-        evaluation=Evaluation(
-            metric="log perplexity", target=4.0, every_samples=512, samples=64, max_samples=16 * 500
-        ),
+        evaluation=Evaluation(metric="log perplexity", target=4.0, every_samples=512, samples=64, max_samples=16 * 500),
         plan=Plan(mbs=16, gbs=16, precision="fp32"),
     )
 

@@ -98,7 +98,7 @@ NEMO_MODEL = "NVIDIA/NeMo nemo/collections/llm/gpt/model/llama.py Llama31Config8
 NEMO_OPTIM = "NVIDIA/NeMo nemo/collections/llm/recipes/optim/adam.py"
 
 PROVENANCE = {
-    "model.vocab_size": f"{REFERENCE}/README.md: Llama 3.1 8B tokenizer (128,256 ids, a multiple of 128, so not padded)",
+    "model.vocab_size": f"{REFERENCE}/README.md: Llama 3.1 8B tokenizer, 128,256 ids; no padding",
     "model.dim": f"{REFERENCE}/README.md; {NEMO_MODEL}",
     "model.n_layers": f"{REFERENCE}/README.md; {NEMO_MODEL}",
     "model.n_heads": f"{REFERENCE}/README.md; {NEMO_MODEL}",
@@ -120,7 +120,7 @@ PROVENANCE = {
     "optim.beta2": RULESET,
     "optim.eps": RULESET,
     "optim.weight_decay": RULESET,
-    "optim.decay_norms": "NVIDIA/Megatron-LM megatron/core/optimizer/__init__.py: one-dimensional parameters do not decay",
+    "optim.decay_norms": "NVIDIA/Megatron-LM megatron/core/optimizer/__init__.py: one-dimensional ones do not decay",
     "optim.clip_norm": RULESET,
     "optim.schedule": f"{RULESET}; {NEMO_OPTIM}: CosineAnnealing",
     "optim.warmup_steps": f"{RCP}: opt_learning_rate_warmup_samples over GBS (free in the rules)",
@@ -143,9 +143,7 @@ def mini() -> RunConfig:
         model=LlamaConfig(vocab_size=2048, dim=192, n_layers=4, n_heads=6, n_kv_heads=2, ffn_dim=512),
         data=Data(source="sotu", seq_len=256, tokenizer="sotu-2048"),
         optim=Optim(base_lr=3e-3, end_lr=3e-4, warmup_steps=20, decay_steps=480),
-        evaluation=Evaluation(
-            metric="log perplexity", target=4.0, every_samples=512, samples=64, max_samples=16 * 500
-        ),
+        evaluation=Evaluation(metric="log perplexity", target=4.0, every_samples=512, samples=64, max_samples=16 * 500),
         plan=Plan(mbs=16, gbs=16, precision="fp32"),
     )
 
