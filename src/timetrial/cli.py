@@ -77,6 +77,9 @@ def train(
     max_steps: MaxSteps = None,
     data: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the run; runs/... by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads per rank; all cores shared out by default.", min=1)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     sets: Sets = None,
@@ -103,7 +106,8 @@ def train(
         raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out))
     from timetrial.train.run import run_and_report
 
-    run_and_report(config, out, resume=resume, command=shlex.join(["timetrial", *sys.argv[1:]]))
+    command = shlex.join(["timetrial", *sys.argv[1:]])
+    run_and_report(config, out, resume=resume, command=command, threads=threads)
 
 
 @app.command()
@@ -124,7 +128,9 @@ def launch(
     from timetrial.train import request
 
     cluster = launching.Cluster(nodes, gpus_per_node, minutes)
-    config = request.resolve(workload, preset, round_=round_, plan=plan, ranks=cluster.ranks, data=data, sets=sets or [])
+    config = request.resolve(
+        workload, preset, round_=round_, plan=plan, ranks=cluster.ranks, data=data, sets=sets or []
+    )
     words: list[Any] = ["train", workload, "--preset", preset, "--out", out or f"runs/{workload}-{preset}"]
     for flag, value in (("--round", round_), ("--plan", plan), ("--data", data)):
         words += [flag, value] if value is not None else []

@@ -44,7 +44,8 @@ def _size(config: RunConfig) -> str:
 
 def _one(workload: Workload) -> str:
     config = workload.official(workload.rounds[-1], None)
-    lines = [_brief(workload), "", f"official values of {workload.rounds[-1]} at batch {config.plan.gbs:,}, and their source:"]
+    heading = f"official values of {workload.rounds[-1]} at batch {config.plan.gbs:,}, and their source:"
+    lines = [_brief(workload), "", heading]
     width = max(map(len, workload.provenance))
     for key, source in workload.provenance.items():
         lines.append(f"  {key:<{width}}  {_value(config, key)!s:<24}  {source}")

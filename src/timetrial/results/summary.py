@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from timetrial.config import RunConfig
+from timetrial.results import mllog
 
-MINI_NOTICE = "mini preset: not an MLPerf result"
-UNVERIFIED_NOTICE = "unverified: not reviewed by MLCommons"
+UNVERIFIED_NOTICE = "not verified by MLCommons"
 WARM_UP_STEPS = 3
 """Steps left out of the median: first calls allocate and compile."""
 
 
 def notice(config: RunConfig) -> str:
     """What must be said wherever this run's numbers are shown."""
-    return UNVERIFIED_NOTICE if config.official else MINI_NOTICE
+    return mllog.notice(config) or UNVERIFIED_NOTICE
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def summarize(config: RunConfig, metrics: list[dict[str, Any]], evaluations: lis
         "workload": config.workload,
         "preset": config.preset,
         "round": config.round,
-        "mlperf_result": False,
+        "mlperf_result": mllog.notice(config) is None,
         "notice": notice(config),
         "metric": config.evaluation.metric,
         "target": config.evaluation.target,

@@ -26,7 +26,7 @@ def base_config(config: RunConfig) -> RunConfig:
     """The pretraining that `config.init` asks for. Raises UserError when the workload has none."""
     workload = find(config.init.base or config.workload)
     if workload.mini_base is None:
-        raise UserError(f"init.base={config.init.base}: {workload.name} defines no base; use init.kind=hf with init.path")
+        raise UserError(f"init.base: {workload.name} defines no base; use init.kind=hf with init.path")
     return workload.mini_base()
 
 
@@ -52,8 +52,8 @@ def make_base(config: RunConfig) -> Path:
     path = base_path(config)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        base = base_config(config)
-        result = train_run(base, work / "run", resume=False, command=f"base of {config.workload}", export=work / "weights")
+        command = f"base of {config.workload}"
+        result = train_run(base_config(config), work / "run", resume=False, command=command, export=work / "weights")
         if result["status"] == "aborted":
             raise RunFailed(f"the base of {config.workload} missed its target: {result['value']:.4f}")
         if result["status"] != "success":
@@ -77,7 +77,7 @@ def initial_weights(config: RunConfig) -> Path | None:
         return make_base(config)
     if init.kind == "hf":
         if init.path is None:
-            raise UserError("init.kind=hf needs init.path, a directory of Hugging Face safetensors (--set init.path=DIR)")
+            raise UserError("init.kind=hf: give a directory of Hugging Face safetensors with --set init.path=DIR")
         if not Path(init.path).is_dir():
             raise UserError(f"init.path={init.path}: no such directory; it must hold Hugging Face safetensors")
         return Path(init.path)

@@ -67,7 +67,8 @@ def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path) -> No
 
 def summary_table(rows: list[dict[str, object]]) -> str:
     """Per batch size: runs that converged, mean and spread of their samples, mean time."""
-    lines = [f"{'batch':>6} {'converged':>10} {'samples, mean':>14} {'min':>8} {'max':>8} {'stdev':>8} {'time, mean':>11}"]
+    head = f"{'batch':>6} {'converged':>10} {'samples, mean':>14} {'min':>8} {'max':>8} {'stdev':>8} {'time, mean':>11}"
+    lines = [head]
     for gbs in sorted({int(str(row["gbs"])) for row in rows}):
         runs = [row for row in rows if int(str(row["gbs"])) == gbs]
         good = [row for row in runs if row["status"] == "success"]

@@ -66,8 +66,8 @@ def describe(config: RunConfig) -> str:
 def mapping(config: RunConfig) -> str:
     """`TP4 x CP2 x PP8 (VP8) x DP39, order tp-cp-pp-dp`."""
     plan = config.plan
-    degrees = f"TP{plan.tp} x CP{plan.cp} x PP{plan.pp}" + (f" (VP{plan.vp})" if plan.vp > 1 else "") + f" x DP{plan.dp}"
-    return f"{degrees}, order {plan.order}"
+    virtual = f" (VP{plan.vp})" if plan.vp > 1 else ""
+    return f"TP{plan.tp} x CP{plan.cp} x PP{plan.pp}{virtual} x DP{plan.dp}, order {plan.order}"
 
 
 def human(n: float) -> str:

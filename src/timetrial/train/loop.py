@@ -26,18 +26,19 @@ from timetrial.config import RunConfig
 from timetrial.data.loader import Loader
 from timetrial.data.source import Source
 from timetrial.errors import RunFailed
+from timetrial.optim.adamw import set_learning_rate
 from timetrial.optim.schedule import learning_rate
 from timetrial.parallel.engine import Batch, Engine
 from timetrial.results.mllog import ResultLog
 from timetrial.seeding import stream
-from timetrial.train.checkpoint import Checkpointer
+from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.clock import StepClock
 from timetrial.train.display import Display
 from timetrial.train.durable import JsonLines, write_atomic
 from timetrial.train.evaluate import evaluate
 from timetrial.train.process import Process
 from timetrial.train.rundir import RunDir
-from timetrial.train.state import load_state, run_state
+from timetrial.train.state import run_state
 
 
 @dataclass
@@ -54,14 +55,16 @@ class Progress:
     """How often the run was taken up again."""
 
 
-@dataclass
 class Files:
-    """The run's growing files; only rank 0 has them."""
+    """The run's growing files, cut back to where `restored` was taken; only rank 0 has them."""
 
-    metrics: JsonLines
-    evaluations: JsonLines
+    def __init__(self, run: RunDir, restored: Restored | None) -> None:
+        offsets = restored.extra["offsets"] if restored else {"metrics": 0, "evaluations": 0}
+        self.metrics = JsonLines(run.metrics, offset=offsets["metrics"])
+        self.evaluations = JsonLines(run.evaluations, offset=offsets["evaluations"])
 
-    def offsets(self) -> dict[str, int]:
+    def sync(self) -> dict[str, int]:
+        """Make all lines durable; how long the files are, bytes."""
         return {"metrics": self.metrics.offset(), "evaluations": self.evaluations.offset()}
 
     def close(self) -> None:
@@ -70,7 +73,7 @@ class Files:
 
 
 class Trainer:
-    """One run of one process."""
+    """One run of one process. `restored` is the checkpoint that engine and optimizer were filled from."""
 
     def __init__(
         self,
@@ -80,26 +83,34 @@ class Trainer:
         engine: Engine,
         optimizer: torch.optim.Optimizer,
         source: Source,
+        checkpoints: Checkpointer,
+        restored: Restored | None,
         log: ResultLog,
         display: Display,
         peak_flops_per_s: float | None,
     ) -> None:
         self.config, self.run, self.process = config, run, process
         self.engine, self.optimizer, self.source = engine, optimizer, source
-        self.log, self.display = log, display
+        self.checkpoints, self.log, self.display = checkpoints, log, display
         self.peak_flops_per_s = peak_flops_per_s
-        self.progress = Progress()
-        self.files: Files | None = None
+        self.progress = Progress(**restored.extra["progress"]) if restored else Progress()
+        self.progress.resumed += restored is not None
+        self.files = Files(run, restored) if process.main else None
         self.stop_asked = False
-        self.reached = False
-        self.checkpoints = Checkpointer(run.checkpoints, keep=config.keep_checkpoints)
 
-    # ---- the loop --------------------------------------------------------------------------------
+    @property
+    def reached(self) -> bool:
+        """Whether the last evaluation met the target."""
+        return self.progress.value is not None and self.config.evaluation.reached(self.progress.value)
 
-    def train(self, resume: bool) -> str:
+    def train(self) -> str:
         """Run to the end; returns success, aborted (target missed) or stopped (asked to, or max_steps)."""
-        config = self.config
-        self._restore(resume)
+        config, progress = self.config, self.progress
+        if progress.started_ms == 0:
+            self.log.init_stop()
+            self.log.run_start()
+            progress.started_ms = int(time.time() * 1000)
+            self.log.block_start(0)
         loader = Loader(
             self.source.train,
             seed=config.seed,
@@ -107,20 +118,18 @@ class Trainer:
             mbs=config.plan.mbs,
             dp_rank=self.engine.dp_rank,
             dp_size=self.engine.dp_size,
-            start_sample=self.progress.samples,
+            start_sample=progress.samples,
         )
-        previous = signal.signal(signal.SIGTERM, self._ask_to_stop), signal.signal(signal.SIGINT, self._ask_to_stop)
-        status = "failed"
+        signals = (signal.SIGTERM, signal.SIGINT)
+        previous = [signal.signal(number, self._ask_to_stop) for number in signals]
         try:
-            self.log.block_start(self.progress.samples)
             status = self._steps(loader)
             self._finish(status)
             return status
         finally:
-            signal.signal(signal.SIGTERM, previous[0])
-            signal.signal(signal.SIGINT, previous[1])
+            for number, handler in zip(signals, previous, strict=True):
+                signal.signal(number, handler)
             loader.close()
-            self.checkpoints.close()
             if self.files:
                 self.files.close()
             self.display.close()
@@ -128,30 +137,32 @@ class Trainer:
     def _steps(self, loader: Loader) -> str:
         config, progress = self.config, self.progress
         clock = StepClock(self.engine.device)
-        while True:
-            if self.reached:
-                return "success"
-            if progress.samples >= config.evaluation.max_samples:
-                return "aborted"
-            if config.max_steps is not None and progress.step >= config.max_steps:
-                return "stopped"
-            if self._agree_to_stop():
-                return "stopped"
+        while (status := self._ended()) is None:
             clock.start()
+            if config.checkpoint_every and progress.step and progress.step % config.checkpoint_every == 0:
+                with clock.phase("checkpoint"):
+                    self._save()
             micro_batches = next(loader)
             clock.add("data", loader.wait_s)
             row = self._step(micro_batches, loader, clock)
             before = progress.samples
             progress.step += 1
             progress.samples += config.plan.gbs
-            if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
-                self._record(row, clock)
-                self._evaluate_if_due(before)
-                with clock.phase("checkpoint"):
-                    self._save()
-            else:
-                self._record(row, clock)
-                self._evaluate_if_due(before)
+            self._record(row, clock)
+            self._evaluate_if_due(before)
+        return status
+
+    def _ended(self) -> str | None:
+        """How the run has ended, or None while it goes on; the same on every rank."""
+        config, progress = self.config, self.progress
+        if self.reached:
+            return "success"
+        if progress.samples >= config.evaluation.max_samples:
+            return "aborted"
+        if config.max_steps is not None and progress.step >= config.max_steps:
+            return "stopped"
+        self.checkpoints.poll()
+        return "stopped" if self._agree_to_stop() else None
 
     def _step(self, micro_batches: list[Batch], loader: Loader, clock: StepClock) -> dict[str, float]:
         """Forward, backward, clip and update; the step's loss, gradient norm and learning rate."""
@@ -166,8 +177,7 @@ class Trainer:
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 self._save_failure(loss, norm, loader)
             lr = learning_rate(config.optim, self.progress.step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return {"loss": loss, "lr": lr, "grad_norm": norm}
@@ -183,7 +193,6 @@ class Trainer:
         value = evaluate(self.engine, self.source.heldout, config)
         seconds = time.perf_counter() - began
         progress.value = value
-        self.reached = config.evaluation.reached(value)
         self.log.eval_accuracy(value, progress.samples)
         self.log.eval_stop(progress.samples)
         if self.files:
@@ -234,41 +243,11 @@ class Trainer:
 
     def _save(self) -> None:
         """Start a checkpoint of this very state; it is written while training goes on."""
-        extra: dict[str, Any] = {"progress": dict(vars(self.progress)), "seed": self.config.seed}
+        extra: dict[str, Any] = {"progress": dict(vars(self.progress))}
         if self.files:
-            extra["offsets"] = {**self.files.offsets(), "log": self.log.offset()}
+            extra["offsets"] = {**self.files.sync(), "log": self.log.offset()}
         state = run_state(self.engine, self.optimizer, trainable_only=self.config.lora is not None)
         self.checkpoints.save(self.progress.step, state, extra)
-
-    def _restore(self, resume: bool) -> None:
-        """Take up the newest sound checkpoint, or start the clock of a new run."""
-        offsets: dict[str, int] = {}
-        found = None
-        if resume:
-            trainable_only = self.config.lora is not None
-            found = load_state(self.checkpoints, self.engine, self.optimizer, trainable_only)
-        if found is not None:
-            for message in found.skipped:
-                self.display.warn(message)
-            self.progress = Progress(**found.extra["progress"])
-            self.progress.resumed += 1
-            offsets = found.extra.get("offsets", {})
-            self.reached = self.progress.value is not None and self._last_evaluation_reached()
-            self.display.say(f"resuming at step {self.progress.step:,} from {found.path.name}")
-        elif resume:
-            self.display.say("no usable checkpoint: starting at step 0")
-        if self.process.main:
-            self.files = Files(
-                JsonLines(self.run.metrics, offset=offsets.get("metrics", 0)),
-                JsonLines(self.run.evaluations, offset=offsets.get("evaluations", 0)),
-            )
-        if found is None:
-            self.log.init_stop()
-            self.log.run_start()
-            self.progress.started_ms = int(time.time() * 1000)
-
-    def _last_evaluation_reached(self) -> bool:
-        return self.progress.value is not None and self.config.evaluation.reached(self.progress.value)
 
     def _save_failure(self, loss: float, norm: float, loader: Loader) -> None:
         """Keep what made the loss break and end the run."""
@@ -283,10 +262,14 @@ class Trainer:
         )
 
     def _finish(self, status: str) -> None:
+        """Keep the last state, and close the log of a run that is over."""
         if self.config.checkpoint_every or status == "stopped":
             self._save()
             self.checkpoints.wait()
-        if status != "stopped" or self.config.max_steps is not None:
+        over = status != "stopped" or self.progress.step == self.config.max_steps
+        if over:
+            if not self.reached:
+                self.log.block_stop(self.progress.samples)
             self.log.run_stop(self.progress.samples, status)
 
     # ---- being asked to stop ---------------------------------------------------------------------

@@ -129,5 +129,3 @@ def drop_option(arguments: list[str], name: str) -> list[str]:
         elif not word.startswith(f"{name}="):
             kept.append(word)
     return kept
-
-

@@ -11,7 +11,7 @@ import torch
 
 from timetrial.config import RunConfig
 from timetrial.data.source import Source, open_source
-from timetrial.errors import UserError
+from timetrial.errors import RunFailed, UserError
 from timetrial.optim import adamw
 from timetrial.parallel import parallelize
 from timetrial.parallel.engine import Engine
@@ -21,6 +21,7 @@ from timetrial.results.mllog import ResultLog
 from timetrial.train import process as processes
 from timetrial.train.base import initial_weights
 from timetrial.train.build import build_model
+from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.display import Display
 from timetrial.train.durable import write_atomic
 from timetrial.train.environment import record
@@ -28,6 +29,7 @@ from timetrial.train.loop import Trainer, trained_weights
 from timetrial.train.peak import matmul_flops_per_s
 from timetrial.train.process import Process
 from timetrial.train.rundir import RunDir, create, reopen
+from timetrial.train.state import load_state
 
 
 def train_run(
@@ -37,13 +39,14 @@ def train_run(
     command: str,
     export: Path | None = None,
     quiet: bool = False,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Train `config` into the directory `out`; the content of result.json.
 
     `export` also writes the trained weights there. Runs on every rank of the job. Raises UserError
     before anything is written when the configuration cannot run, RunFailed when training breaks.
     """
-    process = processes.start()
+    process = processes.start(threads)
     try:
         return _train(config, out, resume, command, export, quiet, process)
     finally:
@@ -58,20 +61,32 @@ def _train(
     source = open_source(config.data)
     check_fit(config, source)
     run = _directory(config, out, resume, process)
-    log = _open_log(config, run, resume, process)
-    try:
+    log = None if resume else ResultLog(run.log, enabled=process.main)
+    if log:
         log.init_start(config)
-        peak = _peak(config, process)
-        engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
-        optimizer = adamw.build(engine.parameters_named(), config.optim)
-        log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
+    peak = _peak(config, process)
+    engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
+    optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True)
+    with Checkpointer(run.checkpoints, keep=config.keep_checkpoints) as checkpoints:
+        restored = None
+        if resume:
+            restored = load_state(checkpoints, engine, optimizer, trainable_only=config.lora is not None)
+        if log is None:
+            log = ResultLog(run.log, enabled=process.main, offset=restored.extra["offsets"]["log"] if restored else 0)
         display = Display(config, total_steps(config), silent=quiet or not process.main)
-        if process.main:
-            write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
-        trainer = Trainer(config, run, process, engine, optimizer, source, log, display, peak)
-        status = trainer.train(resume)
-    finally:
-        log.close()
+        _announce(restored, resume, display)
+        try:
+            if not restored:
+                log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
+            if process.main:
+                write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
+            trainer = Trainer(
+                config, run, process, engine, optimizer, source, checkpoints, restored, log, display, peak
+            )  # fmt: skip
+            status = trainer.train()
+        finally:
+            display.close()
+            log.close()
     result: dict[str, Any] = {"status": status}
     if process.main:
         result = _result(config, run, trainer, status, peak, command)
@@ -82,9 +97,18 @@ def _train(
     return result
 
 
-def run_and_report(config: RunConfig, out: Path, resume: bool, command: str) -> None:
+def _announce(restored: Restored | None, resume: bool, display: Display) -> None:
+    for message in restored.skipped if restored else ():
+        display.warn(message)
+    if restored:
+        display.say(f"resuming at step {restored.step:,} from {restored.path}")
+    elif resume:
+        display.say("no checkpoint yet: starting at step 0")
+
+
+def run_and_report(config: RunConfig, out: Path, resume: bool, command: str, threads: int | None = None) -> None:
     """`train_run`, then on rank 0 the page and the table. Raises RunFailed when the target was missed."""
-    result = train_run(config, out, resume, command)
+    result = train_run(config, out, resume, command, threads=threads)
     if "workload" not in result:
         return
     run = RunDir(out)
@@ -94,8 +118,8 @@ def run_and_report(config: RunConfig, out: Path, resume: bool, command: str) -> 
         paths["adapters"] = run.adapters
     print(summary.table(result, paths))
     if result["status"] == "aborted":
-        evaluation = config.evaluation
-        raise RunFailed(f"target {evaluation.metric} {evaluation.target:g} not reached in {result['samples']:,} samples")
+        goal = f"{config.evaluation.metric} {config.evaluation.target:g}"
+        raise RunFailed(f"target {goal} not reached in {result['samples']:,} samples; see {page}")
 
 
 def total_steps(config: RunConfig) -> int:
@@ -127,16 +151,6 @@ def _directory(config: RunConfig, out: Path, resume: bool, process: Process) -> 
     if process.world_size > 1:
         torch.distributed.barrier()
     return run if process.main else RunDir(out)
-
-
-def _open_log(config: RunConfig, run: RunDir, resume: bool, process: Process) -> ResultLog:
-    offset = 0
-    if resume and process.main:
-        from timetrial.train.checkpoint import newest_extra
-
-        extra = newest_extra(run.checkpoints)
-        offset = extra.get("offsets", {}).get("log", 0) if extra else 0
-    return ResultLog(run.log, enabled=process.main, offset=offset)
 
 
 def _peak(config: RunConfig, process: Process) -> float | None:

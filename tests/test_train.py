@@ -1,0 +1,171 @@
+"""The training loop end to end on the command line: what it leaves, and what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import timetrial, tiny
+from timetrial.config import load
+from timetrial.results.summary import read_lines
+
+STEADY = ("loss", "grad_norm", "lr", "samples", "step")
+
+
+def curve(run: Path) -> list[tuple[float, ...]]:
+    """What a run computed, without what it timed."""
+    return [tuple(row[key] for key in STEADY) for row in read_lines(run / "metrics.jsonl")]
+
+
+def evaluations(run: Path) -> list[tuple[int, float]]:
+    return [(row["samples"], row["value"]) for row in read_lines(run / "evaluations.jsonl")]
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "timetrial", "train", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_bytes().splitlines()) >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty steps without interruption."""
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = timetrial("train", "llama31_8b", "--out", run, "--max-steps", 40, *tiny())
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_a_run_leaves_everything(undisturbed):
+    names = {p.name for p in undisturbed.iterdir()}
+    assert names >= {
+        "config.json", "environment.json", "metrics.jsonl", "evaluations.jsonl", "result_0.txt", "result.json",
+        "report.html", "checkpoints",
+    }  # fmt: skip
+    rows = read_lines(undisturbed / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert [row["samples"] for row in rows] == list(range(4, 161, 4))
+    for row in rows:
+        assert row["loss"] > 0
+        assert row["step_time_s"] > 0
+        assert sum(row["phases"].values()) == pytest.approx(row["step_time_s"], rel=1e-3)
+        assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["step_time_s"])
+    assert [samples for samples, _ in evaluations(undisturbed)] == [40, 80, 120, 160]
+    assert load(json.loads((undisturbed / "config.json").read_text())).max_steps == 40
+
+
+def test_the_loss_starts_at_chance_and_falls(undisturbed):
+    losses = [row[0] for row in curve(undisturbed)]
+    assert losses[0] == pytest.approx(math.log(2048), abs=0.1)
+    assert min(losses[-5:]) < losses[0] - 0.3
+
+
+def test_a_mini_says_everywhere_that_it_is_no_mlperf_result(undisturbed):
+    log = (undisturbed / "result_0.txt").read_text()
+    page = (undisturbed / "report.html").read_text()
+    result = json.loads((undisturbed / "result.json").read_text())
+    assert "not an MLPerf result" in log
+    assert "not an MLPerf result" in page
+    assert result["mlperf_result"] is False
+    assert "not an MLPerf result" in result["notice"]
+
+
+def test_another_seed_is_another_run_and_the_same_seed_the_same(undisturbed, tmp_path):
+    timetrial("train", "llama31_8b", "--out", tmp_path / "a", "--max-steps", 5, *tiny())
+    timetrial("train", "llama31_8b", "--out", tmp_path / "b", "--max-steps", 5, "--seed", 2, *tiny())
+    assert curve(tmp_path / "a") == curve(undisturbed)[:5]
+    assert curve(tmp_path / "b")[0] != curve(undisturbed)[0]
+
+
+@pytest.mark.parametrize("at", [3, 7, 22])
+def test_kill_9_and_resume_is_bit_for_bit_the_undisturbed_run(undisturbed, tmp_path, at):
+    run = tmp_path / "run"
+    process = start("llama31_8b", "--out", run, "--max-steps", 40, *tiny())
+    wait_for_step(run, at, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = timetrial("train", "llama31_8b", "--out", run, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert curve(run) == curve(undisturbed)
+    assert evaluations(run) == evaluations(undisturbed)
+    assert_one_log(run)
+
+
+def assert_one_log(run: Path) -> None:
+    """A resumed run's log tells of one run, in order."""
+    lines = (run / "result_0.txt").read_text().splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines if line.startswith(":::MLLOG ")]
+    keys = [event["key"] for event in events]
+    for once in ("init_start", "init_stop", "run_start", "run_stop", "seed"):
+        assert keys.count(once) == 1, once
+    points = [e["metadata"]["samples_count"] for e in events if e["key"] == "eval_accuracy"]
+    assert points == sorted(set(points))
+
+
+def test_an_altered_checkpoint_is_noticed_and_the_one_before_used(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    process = start("llama31_8b", "--out", run, "--max-steps", 40, *tiny())
+    wait_for_step(run, 18, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    newest = max(p for p in (run / "checkpoints").iterdir() if p.name.startswith("step-"))
+    victim = max(newest.glob("*.distcp"), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    done = timetrial("train", "llama31_8b", "--out", run, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert newest.name in done.stderr
+    assert "damaged" in done.stderr
+    assert curve(run) == curve(undisturbed)
+
+
+def test_sigterm_saves_and_resume_goes_on(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    process = start("llama31_8b", "--out", run, "--max-steps", 40, *tiny("checkpoint_every=0"))
+    wait_for_step(run, 8, process)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "stopped before the target" in stdout
+    steps_done = len(curve(run))
+    assert steps_done < 40
+    done = timetrial("train", "llama31_8b", "--out", run, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"resuming at step {steps_done}" in done.stderr
+    assert curve(run) == curve(undisturbed)
+
+
+def test_a_broken_loss_stops_the_run_and_keeps_the_samples(tmp_path):
+    run = tmp_path / "run"
+    done = timetrial("train", "llama31_8b", "--out", run, "--max-steps", 40,
+                     *tiny("optim.base_lr=1e30", "optim.end_lr=1e30"))  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [failure] = run.glob("failure-step-*.json")
+    record = json.loads(failure.read_text())
+    assert f"step {record['step']}" in done.stderr
+    assert len(record["sample_indices"]) == 4
+    assert len(set(record["sample_indices"])) == 4
+    assert len(curve(run)) == record["step"] - 1
+
+
+def test_resume_refuses_another_configuration(undisturbed):
+    assert timetrial("train", "llama31_8b", "--out", undisturbed, "--resume", "--seed", 3).returncode == 2
+    assert timetrial("train", "llama31_405b", "--out", undisturbed, "--resume").returncode == 2
