@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from timetrial.models.llama.config import RopeScaling
+from timetrial.models.layers.config import RopeScaling
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device | None = None) -> Tensor:
@@ -28,7 +28,8 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, device
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     # 0 where the wave is longer than the old context / low, 1 where it is shorter than old / high
     keep = ((scaling.original_max_len / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-    return freq_h * (keep + (1.0 - keep) / scaling.factor)
+    # in the order in which transformers rounds: positions of 10^5 magnify a difference in the last bit
+    return (1.0 - keep) * freq_h / scaling.factor + keep * freq_h
 
 
 def rotation(positions_T: Tensor, freq_h: Tensor) -> tuple[Tensor, Tensor]:

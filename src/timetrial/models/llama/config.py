@@ -6,19 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from timetrial.models.layers.config import RopeScaling
+
 if TYPE_CHECKING:
     from torch import nn
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3.1's stretch of the rotary frequencies beyond the pretrained context."""
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
-    """Context length, in tokens, of the model before stretching."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,21 @@ class LlamaConfig:
     @property
     def head_dim(self) -> int:
         return self.dim // self.n_heads
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Every linear layer by its name in the model: [outputs, inputs] of its weight."""
+        kv = self.n_kv_heads * self.head_dim
+        block = {
+            "attention.wq": (self.dim, self.dim),
+            "attention.wk": (kv, self.dim),
+            "attention.wv": (kv, self.dim),
+            "attention.wo": (self.dim, self.dim),
+            "feed_forward.w1": (self.ffn_dim, self.dim),
+            "feed_forward.w2": (self.dim, self.ffn_dim),
+            "feed_forward.w3": (self.ffn_dim, self.dim),
+        }
+        layers = {f"layers.{i}.{name}": shape for i in range(self.n_layers) for name, shape in block.items()}
+        return {**layers, "head": (self.vocab_size, self.dim)}
 
     def layer_params(self) -> int:
         """Parameters of one block, elements."""

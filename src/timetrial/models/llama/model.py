@@ -32,15 +32,29 @@ class Attention(nn.Module):
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
+        self.qkv = Projections()
         self.core = CausalAttention()
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, _ = x_BTD.shape
-        # -1: under tensor parallelism each rank holds a part of the heads
-        q_BTNH = rotate(self.wq(x_BTD).view(B, T, -1, self.head_dim), cos, sin)
-        k_BTKH = rotate(self.wk(x_BTD).view(B, T, -1, self.head_dim), cos, sin)
-        v_BTKH = self.wv(x_BTD).view(B, T, -1, self.head_dim)
-        return self.wo(self.core(q_BTNH, k_BTKH, v_BTKH).reshape(B, T, -1))
+        q, k, v = self.qkv(x_BTD, self.wq, self.wk, self.wv)
+        # T from the projections and -1 for the heads: parallelism may hand in a part of the tokens
+        # and leave each rank a part of the heads
+        B, T, _ = q.shape
+        q_BTNH = rotate(q.view(B, T, -1, self.head_dim), cos, sin)
+        k_BTKH = rotate(k.view(B, T, -1, self.head_dim), cos, sin)
+        v_BTKH = v.view(B, T, -1, self.head_dim)
+        out_BTD: Tensor = self.wo(self.core(q_BTNH, k_BTKH, v_BTKH).reshape(B, T, -1))
+        return out_BTD
+
+
+class Projections(nn.Module):
+    """Query, key and value of one input; no parameters.
+
+    A module of its own, so that one adapter can span the three (`models/lora.py`).
+    """
+
+    def forward(self, x_BTD: Tensor, wq: nn.Module, wk: nn.Module, wv: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+        return wq(x_BTD), wk(x_BTD), wv(x_BTD)
 
 
 class CausalAttention(nn.Module):
@@ -65,7 +79,8 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(dim, ffn_dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x_BTD)) * self.w3(x_BTD))
+        out_BTD: Tensor = self.w2(F.silu(self.w1(x_BTD)) * self.w3(x_BTD))
+        return out_BTD
 
 
 class Block(nn.Module):
@@ -80,7 +95,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin)
-        return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
+        x_BTD = x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
+        return x_BTD
 
 
 class Llama(nn.Module):
