@@ -92,7 +92,7 @@ class OneRank(Engine):
             with timer.phase("forward"):
                 loss_sum = self._loss_sum(batch)
             with timer.phase("backward"):
-                (loss_sum / total_tokens).backward()
+                torch.autograd.backward(loss_sum / total_tokens)
             total += loss_sum.detach()
         return total
 

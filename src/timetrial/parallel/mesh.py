@@ -82,12 +82,10 @@ class Mesh:
         return torch.tensor(ranks, dtype=torch.int).view([self.sizes[axis] for axis in CANONICAL])
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """Torch's mesh with axes pp, dp, cp, tp, and dp x cp as "fsdp". Needs the process group; collective."""
+        """Torch's mesh with axes pp, dp, cp, tp. Needs the process group; collective."""
         from torch.distributed.device_mesh import DeviceMesh
 
-        mesh = DeviceMesh(device_type, self.rank_tensor(), mesh_dim_names=CANONICAL)
-        mesh["dp", "cp"]._flatten("fsdp")
-        return mesh
+        return DeviceMesh(device_type, self.rank_tensor(), mesh_dim_names=CANONICAL)
 
 
 def describe(plan: Plan, gpus_per_node: int = 8, domain: int | None = None) -> str:

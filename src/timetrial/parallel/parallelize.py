@@ -1,7 +1,7 @@
 """The one entry of the engine: a run's configuration and a model in, something to step out.
 
-Order of what is applied: precision -> recomputation -> compile. Each rewrites the model in place and
-keeps its parameters' names (`engine.plain_name`).
+Order of what is applied: precision -> pipeline cut -> tensor -> context -> recomputation -> compile ->
+FSDP. Each rewrites the model in place and keeps its parameters' names (`engine.plain_name`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from timetrial.config import RunConfig
-from timetrial.errors import UserError
+from timetrial.config import Plan, RunConfig
 from timetrial.parallel.engine import Engine, OneRank
+from timetrial.parallel.plan import validate
 from timetrial.precision import bf16
 
 
@@ -22,16 +23,65 @@ def build(config: RunConfig, model_factory: Callable[[], nn.Module], device: tor
 
     `model_factory` returns the whole model on the CPU with its initial weights in it; it is called once
     on every rank and must give the same weights there, which holds for `init_weights(seed)`'s named
-    streams and for a checkpoint. Dropout draws from torch's generator, which is left to the caller.
+    streams and for a checkpoint. So each rank holds the whole model once, while starting.
+
+    For more than one rank the process group must exist (`train.process.start`); the call is collective.
+    Dropout draws from torch's generator, which is left to the caller. Raises UserError on a plan that
+    cannot work.
     """
     device = torch.device(device)
     plan = config.plan
-    if plan.world_size != 1:
-        raise UserError(f"plan needs {plan.world_size} ranks; this build runs on one")
+    validate(plan, config, dist.get_world_size() if dist.is_initialized() else 1)
     model = model_factory()
     if plan.precision == "bf16":
         bf16.convert(model)
+    if plan.world_size == 1:
+        _per_block(model, plan)
+        return OneRank(model, device)
+    return _distributed(config, model, device)
+
+
+def _per_block(model: nn.Module, plan: Plan) -> None:
+    if plan.recompute != "none":
+        from timetrial.parallel import recompute
+
+        recompute.apply(model, plan.recompute)
     if plan.compile:
         for block in model.get_submodule("layers").children():
             block.compile()
-    return OneRank(model, device)
+
+
+def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+    # imported here: one rank should not wait for torch's distributed parts
+    from timetrial.parallel import context, fsdp, pipeline, sharded, tensor
+    from timetrial.parallel.mesh import Mesh
+
+    plan = config.plan
+    mesh = Mesh.of(plan).device_mesh(device.type)
+    stages = pipeline.cut(model, plan, mesh.get_local_rank("pp"))
+    shard = mesh["dp", "cp"]._flatten("fsdp") if plan.dp * plan.cp > 1 else None
+    for stage in stages.values():
+        if plan.tp > 1:
+            tensor.apply(stage, tensor.table_of(config.model), mesh["tp"])
+        if plan.cp > 1:
+            context.apply(stage, mesh.get_group("cp"))
+        _per_block(stage, plan)
+        stage.to(device)
+        if shard is not None:
+            fsdp.apply(stage, shard, plan.precision, reshard_after_forward=plan.pp == 1)
+    part = pipeline.joined(model, stages)
+    if plan.pp == 1:
+        return sharded.Sharded(part, plan, mesh, device)
+    seq_len = config.data.seq_len // plan.cp
+    half = plan.precision == "bf16" and shard is not None and device.type != "cpu"
+    return sharded.Pipelined(
+        part,
+        stages,
+        plan,
+        mesh,
+        device,
+        shape_BTD=(plan.mbs, seq_len // plan.tp, config.model.dim),
+        dtype=torch.bfloat16 if half else torch.float32,
+        vocab_part=config.model.vocab_size // plan.tp,
+        seq_len=seq_len,
+    )

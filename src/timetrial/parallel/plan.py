@@ -77,7 +77,7 @@ def _check_names(plan: Plan) -> None:
             raise UserError(f"--plan: {name}={value} is unknown{suggest(value, list(allowed))}; use {_or(allowed)}")
     if sorted(plan.order.split("-")) != sorted(AXES):
         raise UserError(
-            f"--plan: order={plan.order} must name each of {', '.join(AXES)} once, fastest first, as in {'-'.join(AXES)}"
+            f"--plan: order={plan.order} must name each of {', '.join(AXES)} once, fastest first, as in tp-cp-dp-pp"
         )
 
 
@@ -97,7 +97,8 @@ def _check_batch(plan: Plan) -> None:
         near = plan.gbs // share * share
         values = " or ".join(str(v) for v in (near, near + share) if v)
         raise UserError(
-            f"gbs={plan.gbs} is not a multiple of mbs={plan.mbs} x dp={plan.dp} = {share}; set gbs={values}, or change mbs"
+            f"gbs={plan.gbs} is not a multiple of mbs={plan.mbs} x dp={plan.dp} = {share}; "
+            f"set gbs={values}, or change mbs"
         )
 
 
