@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from timetrial.config import Data
 from timetrial.data import bundled, packing
 from timetrial.data.cache import cached_tokens
+from timetrial.data.dataset import SPLITS, open_dataset
 from timetrial.data.samples import IGNORE, ArrayTokens, PackedSamples, Samples, StreamSamples
 from timetrial.data.tokenizer import Tokenizer, bundled_tokenizer
 from timetrial.errors import UserError
@@ -65,6 +67,32 @@ def open_synopses(data: Data) -> Source:
     return Source(train, samples(1, "heldout", packing.HELD_OUT_SHARDS), tokenizer.vocab_size, tokenizer)
 
 
+def open_c4(data: Data) -> Source:
+    """Token files of C4 in `data.path`, made by `timetrial data build c4`."""
+    splits, tokenizer = open_dataset(_path(data), "c4", data.tokenizer)
+    train, heldout = (StreamSamples(splits[split], data.seq_len) for split in SPLITS)
+    return Source(train, heldout, tokenizer.vocab_size, tokenizer)
+
+
+def open_govreport(data: Data) -> Source:
+    """Packed token files of GovReport in `data.path`, made by `timetrial data build govreport`."""
+    splits, tokenizer = open_dataset(_path(data), "govreport", data.tokenizer)
+    packed = splits["train"].meta.seq_len
+    if packed != data.seq_len:
+        raise UserError(f"{data.path} is packed to {packed} tokens, the run wants {data.seq_len}; set data.seq_len")
+    train, heldout = (PackedSamples(splits[split], data.seq_len) for split in SPLITS)
+    return Source(train, heldout, tokenizer.vocab_size, tokenizer)
+
+
+def _path(data: Data) -> Path:
+    if data.path is None:
+        raise UserError(
+            f"{data.source} is not bundled; build it with `timetrial data build {data.source} --input DIR "
+            "--tokenizer FILE --out DIR` and pass the directory with --data"
+        )
+    return Path(data.path)
+
+
 def bundled_by_name(name: str) -> Tokenizer:
     """The bundled tokenizer called `sotu-VOCAB`. Raises UserError for any other name."""
     head, _, size = name.partition("-")
@@ -80,4 +108,9 @@ def _stream(documents: list[bundled.Document], tokenizer: Tokenizer) -> ArrayTok
 
 __all__ = ["IGNORE", "SOURCES", "Samples", "Source", "open_source"]
 
-SOURCES: dict[str, Callable[[Data], Source]] = {"sotu": open_sotu, "synopses": open_synopses}
+SOURCES: dict[str, Callable[[Data], Source]] = {
+    "sotu": open_sotu,
+    "synopses": open_synopses,
+    "c4": open_c4,
+    "govreport": open_govreport,
+}

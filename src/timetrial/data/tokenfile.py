@@ -89,33 +89,34 @@ class PartWriter:
 
     def __init__(self, directory: Path, name: str, vocab_size: int, masked: bool = False) -> None:
         self.directory, self.name = directory, name
-        self.tokens = 0
-        self._starts: list[int] = [0]
+        self.tokens = self.documents = 0
+        self._lengths: list[np.ndarray] = []
         self._dtype = dtype_for(vocab_size)
-        with _disk(directory):
+        with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._files = {s: _HashedFile(self._temporary(s)) for s in (("bin", "mask") if masked else ("bin",))}
 
-    @property
-    def documents(self) -> int:
-        """Documents added so far."""
-        return len(self._starts) - 1
+    def add(self, ids: np.ndarray, mask: np.ndarray | None = None, lengths: np.ndarray | None = None) -> None:
+        """Append ids [n], and which of them are to be learnt, bool [n], if masked.
 
-    def add(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Append one document: ids [n], and which of them are to be learnt, bool [n], if masked."""
-        with _disk(self.directory / f"{self.name}.bin"):
-            self._files["bin"].write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        They are one document, unless `lengths` says how long the documents are that end here.
+        """
+        with disk_errors(self.directory / f"{self.name}.bin"):
+            self._files["bin"].write(np.ascontiguousarray(ids, dtype=self._dtype))
             if "mask" in self._files:
                 learnt = np.ones(len(ids)) if mask is None else mask
-                self._files["mask"].write(np.ascontiguousarray(learnt, dtype=np.uint8).data)
+                self._files["mask"].write(np.ascontiguousarray(learnt, dtype=np.uint8))
+        ended = np.array([len(ids)]) if lengths is None else lengths
         self.tokens += len(ids)
-        self._starts.append(self.tokens)
+        self.documents += len(ended)
+        self._lengths.append(ended.astype(np.uint64))
 
     def finish(self, origin: dict[str, Any] | None = None) -> Part:
         """Flush to disk, move into place and return the part."""
-        with _disk(self.directory / f"{self.name}.bin"):
+        with disk_errors(self.directory / f"{self.name}.bin"):
             self._files["idx"] = _HashedFile(self._temporary("idx"))
-            self._files["idx"].write(np.asarray(self._starts, dtype="<u8").data)
+            starts = np.cumsum(np.concatenate([np.zeros(1, np.uint64), *self._lengths]), dtype="<u8")
+            self._files["idx"].write(starts)
             sums = {suffix: file.close() for suffix, file in self._files.items()}
             for suffix in self._files:
                 self._temporary(suffix).replace(self.directory / f"{self.name}.{suffix}")
@@ -138,9 +139,9 @@ class _HashedFile:
         self._file: BinaryIO = path.open("wb", buffering=_CHUNK)
         self._hash = hashlib.sha256()
 
-    def write(self, data: memoryview) -> None:
-        self._file.write(data)
-        self._hash.update(data)
+    def write(self, values: np.ndarray) -> None:
+        self._file.write(values.data)
+        self._hash.update(values.data)
 
     def close(self) -> str:
         self._file.flush()
@@ -154,7 +155,7 @@ class _HashedFile:
 
 
 @contextlib.contextmanager
-def _disk(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turns errors of writing into one line."""
     try:
         yield
@@ -167,9 +168,9 @@ def _disk(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write `values` with a checksum of themselves, all or nothing."""
-    text = json.dumps({**values, "sha256": _self_sum(values)}, indent=1) + "\n"
+    text = json.dumps({**values, "checksum": _self_sum(values)}, indent=1) + "\n"
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with _disk(path):
+    with disk_errors(path):
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(text)
@@ -195,7 +196,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     """What `write_json` wrote. Raises UserError, ending in `advice`, when it is missing or altered."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        expected = values.pop("sha256")
+        expected = values.pop("checksum")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {advice}") from None
     except (ValueError, KeyError, AttributeError):

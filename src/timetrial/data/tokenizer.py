@@ -24,6 +24,13 @@ from timetrial.errors import UserError
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 """Reserved ids 0 and 1 of the bundled tokenizers."""
 
+KNOWN: dict[str, tuple[int, dict[str, int]]] = {
+    "llama-3.1-8b": (128_256, {"<|begin_of_text|>": 128_000, "<|end_of_text|>": 128_001}),
+    "mixtral-8x22b": (32_000, {"<s>": 1, "</s>": 2, "\u2581the": 272}),
+    "llama-2": (32_000, {"<s>": 1, "</s>": 2, "\u2581the": 278}),
+}
+"""Tokenizers that the workloads ask for, known by their size and some of their ids."""
+
 _END_TOKENS = (EOS, "</s>", "<|endoftext|>", "<|eos|>")
 _BEGIN_TOKENS = (BOS, "<s>")
 
@@ -129,6 +136,20 @@ def load(path: str | Path, name: str | None = None) -> Tokenizer:
     if eos is None:
         raise UserError(f"tokenizer {file} has no end-of-text token; put its tokenizer_config.json beside it")
     return Tokenizer(name or file.resolve().parent.name, text, eos_id=eos, bos_id=bos)
+
+
+def check_known(tokenizer: Tokenizer, wanted: str, where: str) -> None:
+    """Raises UserError when `tokenizer` is not the one a workload asks for by name."""
+    if wanted in KNOWN:
+        size, ids = KNOWN[wanted]
+        fits = tokenizer.vocab_size == size and all(tokenizer.backend.token_to_id(t) == i for t, i in ids.items())
+    else:
+        fits = wanted in ("", tokenizer.name, tokenizer.sha256)
+    if not fits:
+        raise UserError(
+            f"{where} was made with tokenizer {tokenizer.name} ({tokenizer.vocab_size:,} ids), "
+            f"not with {wanted}; build it again with that one"
+        )
 
 
 def _config_tokens(file: Path) -> dict[str, str]:
