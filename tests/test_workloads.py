@@ -13,6 +13,8 @@ import torch
 
 from timetrial import config as configs
 from timetrial.errors import UserError
+from timetrial.models import lora
+from timetrial.models.lora_targets import lora_params
 from timetrial.optim import schedule
 from timetrial.workloads import llama2_70b_lora, llama31_405b
 from timetrial.workloads.workload import find, resolve
@@ -49,6 +51,18 @@ def test_parameter_counts(name: str, parameters: int) -> None:
     assert shape.n_params() == parameters
     with torch.device("meta"):
         assert sum(p.numel() for p in shape.create().parameters()) == parameters
+
+
+def test_lora_trains_what_the_reference_trains() -> None:
+    """One A and one B for the fused query, key and value, and one each for the output projection."""
+    config = resolve("llama2_70b_lora", "official")
+    assert config.lora is not None
+    q_k_v = 8192 + 2 * 8 * 128
+    assert lora_params(config.model, config.lora) == 80 * 16 * (8192 + q_k_v + 8192 + 8192) == 44_564_480
+    with torch.device("meta"):
+        model = config.model.create()
+        lora.apply(model, config.lora, seed=1)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 44_564_480
 
 
 def test_405b_with_metas_own_vocabulary() -> None:

@@ -76,7 +76,7 @@ def official(round_: str, gbs: int | None) -> RunConfig:
         ),
         plan=Plan(gbs=gbs, precision="bf16"),
         init=Init(kind="hf"),
-        lora=Lora(rank=16, alpha=32.0, dropout=0.1, targets=("wq", "wk", "wv", "wo")),
+        lora=Lora(rank=16, alpha=32.0, dropout=0.1, targets=("wqkv", "wo")),
     )
 
 
@@ -151,7 +151,7 @@ def mini() -> RunConfig:
         ),
         plan=Plan(mbs=16, gbs=16, precision="fp32"),
         init=Init(kind="base"),
-        lora=Lora(),
+        lora=Lora(targets=("wqkv", "wo")),
     )
 
 

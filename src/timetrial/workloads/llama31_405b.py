@@ -11,7 +11,8 @@ import math
 
 from timetrial.config import Data, Evaluation, Init, Optim, Plan, RunConfig
 from timetrial.errors import UserError
-from timetrial.models.llama.config import LlamaConfig, RopeScaling
+from timetrial.models.layers.config import RopeScaling
+from timetrial.models.llama.config import LlamaConfig
 from timetrial.workloads.workload import Workload
 
 BASE_GBS = 1152
