@@ -74,9 +74,8 @@ def main() -> None:
             began = now()
             checkpoints.restore_newest(state)
             timed("check and read", began)
-        print(
-            f"{size:,.0f} MB of state, {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}), torch {torch.__version__}"
-        )
+        load = os.getloadavg()[0]
+        print(f"{size:,.0f} MB of state, {os.cpu_count()} cores (load {load:.1f}), torch {torch.__version__}")
         print("\n".join(rows))
         print(f"matrix products beside the writing: {beside / alone:.0%} of the rate without")
     finally:
