@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from timetrial.data.tokenfile import (
     write_meta,
 )
 from timetrial.data.tokenizer import Tokenizer
-from timetrial.data.workers import Task, run_all
+from timetrial.data.workers import run_all
 from timetrial.errors import UserError
 
 SOURCES: dict[str, Callable[[Path], list[Job]]] = {"c4": c4.jobs, "govreport": govreport.jobs}
@@ -172,6 +171,4 @@ def _make(
         elapsed = time.monotonic() - begin
         show(Progress(before + read, total, documents + new_documents, tokens + new_tokens, elapsed, before))
 
-    context = multiprocessing.get_context("spawn")  # fork and the tokenizer's threads do not mix
-    task = Task(directory, tok, missing, context.Array("q", 4), context.Event())
-    run_all(task, min(workers, len(missing)), context, tell)
+    run_all(directory, tok, missing, min(workers, len(missing)), tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +36,21 @@ def open_source(data: Data) -> Source:
     return SOURCES[data.source](data)
 
 
-def open_sotu(data: Data) -> Source:
-    """The bundled State of the Union addresses; `data.tokenizer` is `sotu-VOCAB`, by default 2,048."""
+def open_sotu(data: Data, years: range = range(3000)) -> Source:
+    """The bundled State of the Union addresses; `data.tokenizer` is `sotu-VOCAB`, by default 2,048.
+
+    Only those given in `years`; which are held out does not depend on it.
+    """
     tokenizer = bundled_by_name(data.tokenizer or "sotu-2048")
     text = bundled.sources()["sotu"]["uncompressed_sha256"]
 
     def samples(part: int, name: str) -> StreamSamples:
         def make() -> ArrayTokens:
-            return _stream(bundled.split(bundled.documents("sotu"))[part], tokenizer)
+            documents = bundled.split(bundled.documents("sotu"))[part]
+            return _stream([d for d in documents if int(d.name[:4]) in years], tokenizer)
 
-        return StreamSamples(cached_tokens(f"sotu-{name}", [text], tokenizer, make), data.seq_len)
+        key = f"sotu-{years.start}-{years.stop}-{name}"
+        return StreamSamples(cached_tokens(key, [text], tokenizer, make), data.seq_len)
 
     return Source(samples(0, "train"), samples(1, "heldout"), tokenizer.vocab_size, tokenizer)
 
@@ -110,6 +116,8 @@ __all__ = ["IGNORE", "SOURCES", "Samples", "Source", "open_source"]
 
 SOURCES: dict[str, Callable[[Data], Source]] = {
     "sotu": open_sotu,
+    "sotu-before-1900": partial(open_sotu, years=range(1900)),
+    "sotu-since-1900": partial(open_sotu, years=range(1900, 3000)),
     "synopses": open_synopses,
     "c4": open_c4,
     "govreport": open_govreport,

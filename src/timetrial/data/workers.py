@@ -37,12 +37,14 @@ class Task:
     jobs: list[Job]
     counts: Any
     """Shared int64 [4]: input bytes, documents and tokens done, and the next job to take."""
+    lock: Any
+    """Guards `counts`."""
     stop: Any
     """Shared event: finish no further part."""
 
     def take(self) -> Job | None:
         """The next job that nobody has taken, None when there is none or the build stops."""
-        with self.counts.get_lock():
+        with self.lock:
             number = self.counts[3]
             self.counts[3] += 1
         return self.jobs[number] if number < len(self.jobs) and not self.stop.is_set() else None
@@ -70,7 +72,7 @@ class Task:
         self._add(unreported[0], 0, 0)  # what the job did not need to read
 
     def _add(self, *done: int) -> None:
-        with self.counts.get_lock():
+        with self.lock:
             for i, amount in enumerate(done):
                 self.counts[i] += amount
 
@@ -79,11 +81,15 @@ class _Stopped(Exception):
     """Another process failed; its message is the one to show."""
 
 
-def run_all(task: Task, workers: int, context: SpawnContext, tell: Tell) -> None:
+def run_all(directory: Path, tokenizer: Tokenizer, jobs: list[Job], workers: int, tell: Tell) -> None:
     """Run every job, calling `tell` about once a second. Raises what the first failing job raised."""
+    context = multiprocessing.get_context("spawn")  # fork and the tokenizer's threads do not mix
+    counts = context.RawArray("q", 4)
     if workers == 1:
+        task = Task(directory, tokenizer, jobs, counts, threading.Lock(), threading.Event())
         _run_here(task, tell)
     else:
+        task = Task(directory, tokenizer, jobs, counts, context.Lock(), context.Event())
         _run_in_processes(task, workers, context, tell)
     tell(*task.counts[:3])
 
