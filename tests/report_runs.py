@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,6 @@ def make(
     if evaluations:
         write_lines(run_dir / "evaluations.jsonl", evaluations)
     if status:
-        times = sorted(row["step_time_s"] for row in rows)
         result = {
             "workload": run.workload,
             "preset": run.preset,
@@ -112,7 +112,7 @@ def make(
             "samples": steps * GBS,
             "time_to_train_s": elapsed,
             "tokens_per_s": 12_345.6,
-            "step_time_s": times[len(times) // 2],
+            "step_time_s": statistics.median(row["step_time_s"] for row in rows),
             "mfu": 0.352,
             "matmul_flops_per_s": 1.106e12,
             "data_wait_share": 0.0137,

@@ -175,8 +175,21 @@ def test_a_rate_is_measured_and_nothing_else_changed(dtype: torch.dtype) -> None
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_rate_is_the_best_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {256: [1e-3, 9.0, 1e-3], 512: [4e-3, 2e-3, 3e-3], 1024: [2e-2, 2e-2, 2e-2]}
+@pytest.mark.parametrize(
+    ("seconds", "n", "median"),
+    [
+        # 107 GFLOP/s at 1024 beats 34 and 90; four products of 2048 would take longer than the time left
+        ({256: [1e-3, 9.0, 1e-3], 512: [4e-3, 2e-3, 3e-3], 1024: [2e-2, 3e-2, 2e-2]}, 1024, 2e-2),
+        # a busy machine: 256 is all waiting, and still the larger ones are tried
+        ({256: [8e-3, 9e-3, 8e-3], 512: [8e-3, 8e-3, 9e-3], 1024: [3e-2, 3e-2, 2e-1]}, 1024, 3e-2),
+        # a slow machine: four products of 1024 would take six seconds
+        ({256: [3e-2, 3e-2, 3e-2], 512: [2e-1, 2e-1, 3e-1]}, 512, 2e-1),
+    ],
+    ids=["usual", "busy", "slow"],
+)
+def test_the_rate_is_the_best_median(
+    seconds: dict[int, list[float]], n: int, median: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def timed(n: int, device: torch.device, dtype: torch.dtype, budget_s: float) -> list[float]:
@@ -185,8 +198,8 @@ def test_the_rate_is_the_best_median(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(peak, "_time_products", timed)
     rate = peak.matmul_flops_per_s(torch.device("cpu"), torch.float32, torch.get_num_threads())
-    assert rate == 2 * 1024**3 / 2e-2  # 107 GFLOP/s, against 33.6 of 256 and 89.5 of 512
-    assert asked == [256, 256, 512, 1024]  # the first to warm up; 2048 would take more than the time left
+    assert rate == 2 * n**3 / median
+    assert asked == [256, *seconds]  # the first to warm up
 
 
 def test_every_timed_product_is_really_made(monkeypatch: pytest.MonkeyPatch) -> None:

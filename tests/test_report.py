@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import math
 import re
 import statistics
@@ -74,7 +75,7 @@ def test_a_finished_run_shows_its_verdict_and_figures(tmp_path: Path) -> None:
         f"Step time {statistics.median(times):.0f} ms median; p10\u2013p90 {tenths[0]:.0f}\u2013{tenths[8]:.0f} ms"
         in words
     )
-    assert "MFU 35.2 % of 1.11 TFLOP/s measured, bf16 matrix multiply" in words
+    assert "MFU 35.2 % of 1.11 TFLOP/s, this machine\u2019s measured matrix-multiply rate" in words
     assert "Waiting for data 1.4 % of step time" in words
     assert f"Evaluation {100 * 1.9 * 6 / whole:.1f} % of the run; 6 evaluations" in words
 
@@ -138,6 +139,14 @@ def test_a_run_without_result_gets_its_figures_from_its_steps(tmp_path: Path) ->
     assert f"MFU {100 * statistics.median(row['mfu'] for row in rows):.1f} %" in words
     waited = sum(row["phases"]["data"] for row in rows) / sum(row["step_time_s"] for row in rows)
     assert f"Waiting for data {100 * waited:.1f} %" in words
+
+
+def test_an_mfu_above_one_is_doubted(tmp_path: Path) -> None:
+    make(tmp_path, steps=4, every=2)
+    result = json.loads((tmp_path / "result.json").read_text())
+    write(tmp_path / "result.json", {**result, "mfu": 5.75, "matmul_flops_per_s": 1.4e9})
+    words = page(tmp_path).words
+    assert "MFU 575 % of 1.40 GFLOP/s, this machine\u2019s measured matrix-multiply rate; above 100 %" in words
 
 
 def test_one_step_and_no_evaluation(tmp_path: Path) -> None:

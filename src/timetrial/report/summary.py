@@ -99,6 +99,7 @@ def headline(run: Run) -> list[Fact]:
     last = run.evaluations[-1].value if run.evaluations else math.nan
     quality = result.get("value", math.nan) if math.isfinite(result.get("value", math.nan)) else last
     low, middle, high = np.percentile(steps.step_time_s, (10, 50, 90))
+    middle = result["step_time_s"] if math.isfinite(result.get("step_time_s", math.nan)) else middle
     whole = whole_run(run)
     evaluating = next(part for part in whole if part.name == "evaluation")
     return [
@@ -144,10 +145,9 @@ def _mfu(run: Run) -> tuple[str, str]:
     if not math.isfinite(share):
         return text.NONE, "not measured"
     peak = run.result["matmul_flops_per_s"] if run.result else math.nan
-    if not math.isfinite(peak):
-        return text.percent(share), "of this machine\u2019s measured matrix-multiply rate"
-    precision = text.plain(run.config["plan"].get("precision", ""))
-    return text.percent(share), f"of {text.flops(peak)} measured, {precision} matrix multiply"
+    known = f"{text.flops(peak)}, " if math.isfinite(peak) else ""
+    doubt = "; above 100 %, so other work disturbed that measurement" if share > 1 else ""
+    return text.percent(share), f"of {known}this machine\u2019s measured matrix-multiply rate{doubt}"
 
 
 def data_share(run: Run) -> float:

@@ -4,7 +4,9 @@
 
 Squares of growing size are multiplied in the run's compute format, with the run's threads, warm,
 until about half a second is spent; the median of each size guards against interruptions, the best
-size against products too small to fill the machine or too large for its cache.
+size against products too small to fill the machine or too large for its cache. Sizes up to ENOUGH are
+measured even when they take longer: on a busy machine a small product costs little but the waiting of
+its threads for one another, which says nothing about the rate of larger ones.
 
 Why not the data sheet's peak: processors lower their clock under wide vectors, containers hand out
 part of a machine, and a machine without bf16 units has no bf16 peak at all. A run's MFU then says
@@ -20,6 +22,9 @@ import time
 import torch
 
 BUDGET_S = 0.5
+LIMIT_S = 3.0
+"""Seconds that the sizes up to ENOUGH may take together, on a slow or busy machine."""
+ENOUGH = 1024
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 FEWEST = 3
 """Timed products of a size; with fewer a median says nothing."""
@@ -28,9 +33,10 @@ FEWEST = 3
 def matmul_flops_per_s(device: torch.device | str, dtype: torch.dtype, threads: int) -> float:
     """FLOP/s of one process multiplying matrices of `dtype` on `device` with `threads` CPU threads.
 
-    Takes about half a second. The thread count is put back afterwards, and the default random
-    generator is not touched. With several ranks on one machine, let all of them measure at the same
-    time and add the rates up: alone, each would see the clock and memory that the others will use.
+    Takes about half a second, up to LIMIT_S on a slow or busy machine. The thread count is put back
+    afterwards, and the default random generator is not touched. With several ranks on one machine,
+    let all of them measure at the same time and add the rates up: alone, each would see the clock and
+    memory that the others will use.
     """
     device = torch.device(device)
     before = torch.get_num_threads()
@@ -47,12 +53,12 @@ def matmul_flops_per_s(device: torch.device | str, dtype: torch.dtype, threads: 
 def _best_rate(device: torch.device, dtype: torch.dtype) -> float:
     best = 0.0
     start = time.perf_counter()
-    per_size = BUDGET_S / len(SIZES)
-    for n in SIZES:
-        times = _time_products(n, device, dtype, per_size)
+    for n, following in zip(SIZES, (*SIZES[1:], 0), strict=True):
+        times = _time_products(n, device, dtype, BUDGET_S / len(SIZES))
         best = max(best, 2.0 * n**3 / statistics.median(times))
-        left = BUDGET_S - (time.perf_counter() - start)
-        if 8 * (FEWEST + 1) * times[-1] > left:  # twice the size is eight times the work
+        next_s = (FEWEST + 1) * (following / n) ** 3 * min(times)
+        budget = LIMIT_S if following <= ENOUGH else BUDGET_S
+        if next_s > budget - (time.perf_counter() - start):
             break
     return best
 
