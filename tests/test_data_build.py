@@ -21,7 +21,7 @@ from timetrial.config import Data
 from timetrial.data import build as building
 from timetrial.data import bundled, c4, govreport, tokenizer
 from timetrial.data.build import build, verify
-from timetrial.data.progress import Progress
+from timetrial.data.progress import Console, Progress
 from timetrial.data.samples import StreamSamples
 from timetrial.data.source import open_source
 from timetrial.errors import UserError
@@ -359,6 +359,19 @@ def test_progress_knows_rate_and_time_left():
     assert progress.left_s == 2.0
     assert str(progress) == " 60%  1,234 tokens of 7 documents, 0.00 MB/s, 0 min 02 s left"
     assert Progress(0, 1000, 0, 0, 1.0).left_s is None
+
+
+def test_console_prints_seldom_and_the_end_once(capsys):
+    console = Console()
+    for done in (0, 100, 200, 1000, 1000):
+        console(Progress(done, 1000, done, done, elapsed_s=1.0))
+    assert [line[:4] for line in capsys.readouterr().err.splitlines()] == ["  0%", "100%"]
+
+
+def test_builder_waits_without_spinning(raw, tok_file, tmp_path):
+    calls = []
+    build("c4", raw, tok_file, tmp_path / "out", 2, calls.append)
+    assert len(calls) < 40  # one a second, and one for each process that ends
 
 
 # ---- Megatron's files ----------------------------------------------------------------------------

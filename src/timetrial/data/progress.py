@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -47,10 +48,14 @@ class Console:
     """Prints progress to standard error: in place on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
-        self._printed = -10.0
+        self._printed = -math.inf
+        self._finished = False
         self._terminal = sys.stderr.isatty()
 
     def __call__(self, progress: Progress) -> None:
+        if self._finished:
+            return
+        self._finished = progress.finished
         if self._terminal:
             print(f"\r\x1b[2K{progress}", end="\n" if progress.finished else "", file=sys.stderr, flush=True)
         elif progress.finished or time.monotonic() - self._printed >= 10:

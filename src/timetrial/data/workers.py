@@ -115,10 +115,11 @@ def _run_in_processes(task: Task, workers: int, context: SpawnContext, tell: Tel
             process.start()
         running = processes
         while running:
-            wait([errors, *(p.sentinel for p in running)], timeout=1.0)
+            ready = wait([errors, *(p.sentinel for p in running)], timeout=1.0)
             if errors.poll():
                 raise errors.recv()
-            for process in running:
+            for process in (p for p in running if p.sentinel in ready):
+                process.join()  # its pipe closes a little before it is gone
                 if process.exitcode:
                     advice = "give fewer --workers and run the same command again; finished parts are kept"
                     raise UserError(f"a build process was killed, perhaps for want of memory; {advice}")
