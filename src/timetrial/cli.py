@@ -159,10 +159,20 @@ def export(
 
 
 @app.command()
+def base(workload: Annotated[str, typer.Argument(help="Name from `timetrial list`.")]) -> None:
+    """Pretrain the base that a mini starts from, unless it is there."""
+    from timetrial.train.base import make_base
+    from timetrial.workloads.workload import resolve
+
+    print(make_base(resolve(workload, "mini")))
+
+
+@app.command()
 def converge(
     workload: Annotated[str, typer.Argument(help="Name from `timetrial list`.")],
     batch_sizes: Annotated[str | None, typer.Option(help="Global batch sizes, such as 8,16,32.")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds 1..N for each batch size.", min=1)] = 5,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="CSV to write; rows that are there are not run again.")] = Path(
         "convergence.csv"
     ),
@@ -170,7 +180,7 @@ def converge(
     """Samples that the mini preset needs to its target, per batch size and seed."""
     from timetrial.train.converge import measure
 
-    measure(workload, batch_sizes, seeds, out)
+    measure(workload, batch_sizes, seeds, out, threads)
 
 
 @data_app.command("build")

@@ -144,6 +144,8 @@ class Evaluation:
     """Evaluations that are due but not made at the start of the run."""
     max_samples: int = 0
     """Training samples after which a run that has not reached its target has failed."""
+    average: str = "tokens"
+    """Of the loss: over all counted tokens, or `sequences`: of the means of single sequences."""
     higher_is_better: bool = False
 
     def reached(self, value: float) -> bool:

@@ -10,10 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import torch
 
 from timetrial.config import RunConfig, dumps
 from timetrial.errors import RunFailed, UserError
+from timetrial.train.process import LAUNCHER_VARIABLES, launched_by_torchrun
 from timetrial.workloads.workload import find
 
 
@@ -43,12 +48,30 @@ def find_base(config: RunConfig) -> Path | None:
 
 
 def make_base(config: RunConfig) -> Path:
-    """Pretrain the base of `config` in this process unless it is there; its weights' directory."""
+    """Pretrain the base of `config` unless it is there; its weights' directory.
+
+    Ranks of a job leave that to a process of its own, one a node, and wait for it.
+    """
+    done = find_base(config)
+    if done is None and launched_by_torchrun() and torch.distributed.is_initialized():
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            _make_in_own_process(config)
+        torch.distributed.barrier()
+        done = find_base(config)
+        if done is None:
+            raise RunFailed(f"the base of {config.workload} could not be made; run `timetrial base {config.workload}`")
+    return done or _make_here(config)
+
+
+def _make_in_own_process(config: RunConfig) -> None:
+    """`timetrial base` without the launcher's variables, so that it is a run of one process."""
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+    subprocess.run([sys.executable, "-m", "timetrial", "base", config.workload], env=environment, check=False)
+
+
+def _make_here(config: RunConfig) -> Path:
     from timetrial.train.run import train_run
 
-    done = find_base(config)
-    if done is not None:
-        return done
     path = base_path(config)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:

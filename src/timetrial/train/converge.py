@@ -43,7 +43,7 @@ def at_batch_size(config: RunConfig, gbs: int) -> RunConfig:
     )
 
 
-def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path) -> None:
+def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path, threads: int | None = None) -> None:
     """Train every (batch size, seed) that `out` does not hold yet; print the table at the end."""
     from timetrial.train.run import train_run
 
@@ -57,7 +57,8 @@ def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path) -> No
         config = replace(at_batch_size(mini, gbs), seed=seed, checkpoint_every=0)
         validate(config.plan, config, 1)
         with tempfile.TemporaryDirectory() as directory:
-            result = train_run(config, Path(directory) / "run", resume=False, command="converge", quiet=True)
+            run = Path(directory) / "run"
+            result = train_run(config, run, resume=False, command="converge", quiet=True, threads=threads)
         if result["status"] == "stopped":
             raise UserError("interrupted; run the same command again to go on")
         rows.append({"workload": workload, "gbs": gbs, **{key: result[key] for key in COLUMNS if key in result}})

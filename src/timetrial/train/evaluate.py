@@ -1,4 +1,8 @@
-"""Held-out loss: the mean over the counted tokens of a fixed set of samples."""
+"""Held-out loss over a fixed set of samples.
+
+Pretraining averages over all counted tokens. The LoRA reference evaluates sequence by sequence and
+averages their means, so that each summary weighs the same however long it is.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,14 @@ from timetrial.parallel.engine import Engine
 
 def evaluate(engine: Engine, heldout: Samples, config: RunConfig) -> float:
     """Nats per token over the first `evaluation.samples` held-out samples, the same on every rank."""
+    by_sequence = config.evaluation.average == "sequences"
+    mbs = 1 if by_sequence else config.plan.mbs
     sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    batches = eval_batches(heldout, config.evaluation.samples, config.plan.mbs, engine.dp_rank, engine.dp_size)
-    for batch in batches:
+    for batch in eval_batches(heldout, config.evaluation.samples, mbs, engine.dp_rank, engine.dp_size):
         loss_sum, tokens = engine.eval_loss(batch)
-        sums += torch.stack((loss_sum.double(), tokens.double()))
-    total, tokens = engine.reduce_sums(sums).tolist()
-    return total / tokens
+        loss, weight = loss_sum.double(), tokens.double()
+        if by_sequence:  # a sequence without counted tokens has no mean
+            loss, weight = torch.nan_to_num(loss / weight), (weight > 0).double()
+        sums += torch.stack((loss, weight))
+    total, weights = engine.reduce_sums(sums).tolist()
+    return total / weights

@@ -77,6 +77,8 @@ def _train(
         _announce(restored, resume, display)
         try:
             if not restored:
+                if resume:
+                    log.init_start(config)  # the killed run's log was cut back to nothing
                 log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
             if process.main:
                 write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
