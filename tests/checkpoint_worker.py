@@ -181,8 +181,8 @@ def tensors_of(step: int) -> dict[str, Tensor]:
     return {f"t{i}": torch.full((64 * 1024,), float(step * 10 + i)) for i in range(8)}
 
 
-def writer_child(directory: Path) -> None:
-    """Saves without end, changing the tensors in place right after each save."""
+def writer_child(directory: Path, out: int) -> None:
+    """Saves without end, changing the tensors in place right after each save; a byte for each save begun."""
     checkpoints = Checkpointer(directory)
     live = {"model": tensors_of(0)}
     restored = checkpoints.restore_newest(live)
@@ -192,6 +192,7 @@ def writer_child(directory: Path) -> None:
         for name, value in tensors_of(step).items():
             live["model"][name].copy_(value)
         checkpoints.save(step, live, {"step": step, "samples": step * 8})
+        os.write(out, b"+")
         for value in live["model"].values():
             value.fill_(-1.0)
 
@@ -219,15 +220,20 @@ def kill_mode(directory: str, rounds: int, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     found = []
     in_flight = 0
-    for _ in range(rounds):
+    for turn in range(rounds):
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                writer_child(path)
+                writer_child(path, write_end)
             finally:
                 os._exit(3)  # it never ends by itself
-        time.sleep(draw.uniform(0.02, 0.6))
+        os.close(write_end)
+        for _ in range(turn % 3):  # the second save begins when the first is durable
+            os.read(read_end, 1)
+        time.sleep(draw.uniform(0.0, 0.3))
         os.kill(child, signal.SIGKILL)
+        os.close(read_end)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), f"the writer ended by itself: {os.waitstatus_to_exitcode(status)}"
         in_flight += any(path.glob(".step-*.tmp"))
