@@ -12,6 +12,7 @@ transformers' modules, while ours must stay plain enough to be cut over ranks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -27,8 +28,10 @@ from torch import Tensor, nn
 
 from timetrial.config import Lora
 from timetrial.errors import UserError
-from timetrial.models.llama.hf import flush, hf_name, plain_name, whole
+from timetrial.models.files import cannot_write, flush
+from timetrial.models.llama.hf import whole
 from timetrial.models.llama.hf_config import read_json
+from timetrial.models.llama.hf_names import hf_name, plain_name
 from timetrial.models.lora_targets import adapted, lora_params
 from timetrial.seeding import stream
 
@@ -181,13 +184,16 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 def save_adapters(model: nn.Module, directory: Path | str, state: Mapping[str, Tensor] | None = None) -> None:
     """Write the adapters alone, as PEFT's adapter_model.safetensors and adapter_config.json.
 
-    Each file is replaced whole. `state` is what `adapter_state` gave, where it was gathered before.
-    Raises UserError when the model has no adapters or the directory cannot be written.
+    Each file is replaced whole. `state` is what `adapter_state` gave, where it was gathered before: for a
+    model that lies over several ranks, on all of them, and for pipeline stages put together.
+    Raises UserError when the model has no adapters or the directory cannot be written, RunFailed when the
+    disk is full.
     """
     directory, layers = Path(directory), _adapters(model)
     if not layers:
         raise UserError(f"{directory}: the model has no adapters to save")
     lora = next(iter(layers.values())).lora
+    tensors = dict(adapter_state(model) if state is None else state)
     settings = {
         "base_model_name_or_path": None,
         "bias": "none",
@@ -199,10 +205,9 @@ def save_adapters(model: nn.Module, directory: Path | str, state: Mapping[str, T
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.rank,
-        "target_modules": sorted({hf_name(plain_name(name)).rpartition(".")[2] for name in layers}),
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "task_type": "CAUSAL_LM",
     }
-    tensors = dict(adapter_state(model) if state is None else state)
     partial = directory / f".adapters.partial-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -214,9 +219,10 @@ def save_adapters(model: nn.Module, directory: Path | str, state: Mapping[str, T
         partial.replace(directory / SETTINGS)
         flush(directory)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory}: cannot be written ({error}); free some space or choose another") from error
+        raise cannot_write(directory, error) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error says what the trouble is
+            partial.unlink(missing_ok=True)
 
 
 @torch.no_grad()

@@ -1,13 +1,5 @@
 """Llama weights in Hugging Face form: safetensors, in one file or in shards with an index.
 
-| ours (`layers.N.`...)       | theirs (`model.layers.N.`...)           |
-| --------------------------- | --------------------------------------- |
-| attention.wq, wk, wv, wo    | self_attn.q_proj, k_proj, v_proj, o_proj |
-| attention_norm, ffn_norm    | input_layernorm, post_attention_layernorm |
-| feed_forward.w1, w3, w2     | mlp.gate_proj, up_proj, down_proj       |
-| embed, norm (no layer)      | model.embed_tokens, model.norm          |
-| head (no layer)             | lm_head; absent when tied               |
-
 Values pass unchanged, for both turn a head's halves against each other (`layers/rope.py`). Also read is
 `self_attn.qkv_proj`, the rows of q, k and v in that order, as in the MLPerf LoRA reference's checkpoint.
 
@@ -19,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,52 +22,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from timetrial.errors import UserError
+from timetrial.models.files import new_directory
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.models.llama.hf_config import FILE as CONFIG
 from timetrial.models.llama.hf_config import read_config, read_json, to_hf
+from timetrial.models.llama.hf_names import PARTS, hf_name, plain_name, shapes
 
 __all__ = ["CONFIG", "hf_name", "load", "plain_name", "read_config", "read_tensors", "save", "shapes", "write"]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
 
-_PARTS = {
-    "embed": "embed_tokens", "head": "lm_head", "attention": "self_attn", "wq": "q_proj", "wk": "k_proj",
-    "wv": "v_proj", "wo": "o_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "feed_forward": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
-}  # fmt: skip
-
 _DTYPES = ("F64", "F32", "F16", "BF16")
 
 # settings that no tensor's shape gives away, but that change what the weights compute
 _MEANING = ("n_heads", "n_kv_heads", "rope_theta", "rope_scaling", "norm_eps")
-
-
-# ---- names and shapes ----------------------------------------------------------------------------
-
-
-def hf_name(name: str) -> str:
-    """Their name of one of our modules or parameters."""
-    theirs = ".".join(_PARTS.get(part, part) for part in name.split("."))
-    return theirs if theirs.startswith("lm_head") else f"model.{theirs}"
-
-
-def plain_name(name: str) -> str:
-    """The single-device model's name, without what wrappers and adapters put in between."""
-    return ".".join(part for part in name.split(".") if not part.startswith("_") and part != "base")
-
-
-def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Our name -> shape of every tensor that a checkpoint holds, in the model's order."""
-    linears = {f"{name}.weight": shape for name, shape in config.linears().items()}
-    found: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, config.dim)}
-    for i in range(config.n_layers):
-        found[f"layers.{i}.attention_norm.weight"] = (config.dim,)
-        found |= {name: shape for name, shape in linears.items() if name.startswith(f"layers.{i}.attention.")}
-        found[f"layers.{i}.ffn_norm.weight"] = (config.dim,)
-        found |= {name: shape for name, shape in linears.items() if name.startswith(f"layers.{i}.feed_forward.")}
-    found["norm.weight"] = (config.dim,)
-    return found if config.tied else {**found, "head.weight": linears["head.weight"]}
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -209,7 +168,7 @@ def _sources(config: LlamaConfig, stored: Collection[str]) -> dict[str, _Source]
     found = {}
     for name in shapes(config):
         leaf = name.split(".")[-2]
-        joined = hf_name(name).replace(f".{_PARTS.get(leaf)}.", ".qkv_proj.")
+        joined = hf_name(name).replace(f".{PARTS.get(leaf)}.", ".qkv_proj.")
         if leaf in ends and joined in stored:
             found[name] = _Source(joined, slice(*ends[leaf]))
         else:
@@ -289,7 +248,8 @@ def write(
     """Write a checkpoint whose tensors `fetch` gives by our names, asked in the order of `shapes`.
 
     A file holds at most `shard_bytes`, unless one tensor is larger. The directory appears when it is
-    complete. Raises UserError when it exists and is not empty, or cannot be written.
+    complete. Raises UserError when it exists and is not empty or cannot be written, RunFailed when the
+    disk is full.
     """
     size = torch.empty((), dtype=dtype).element_size()
     if not dtype.is_floating_point or shard_bytes < 1:
@@ -304,42 +264,14 @@ def write(
         weight_map: dict[str, str] = {}
         for i, shard in enumerate(shards):
             file = WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+            weight_map |= dict.fromkeys(map(hf_name, shard), file)
             tensors = {hf_name(name): fetch(name).detach().to("cpu", dtype).contiguous() for name in shard}
             save_file(tensors, temporary / file, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(tensors, file)
+            del tensors  # before the next shard is gathered
         if len(shards) > 1:
             total = {"total_parameters": config.n_params(), "total_size": config.n_params() * size}
             _write_json(temporary / INDEX, {"metadata": total, "weight_map": weight_map})
         _write_json(temporary / CONFIG, to_hf(config, str(dtype).removeprefix("torch."), max_len))
-
-
-@contextlib.contextmanager
-def new_directory(directory: Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `directory` when the block ends well and vanishes otherwise."""
-    temporary = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
-    try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory}: exists and is no empty directory; choose another")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            flush(path)
-        temporary.rename(directory)
-        flush(directory.parent)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory}: cannot be written ({error}); free some space or choose another") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def flush(path: Path) -> None:
-    """Have the system put a file's or directory's content on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def whole(tensor: Tensor) -> Tensor:
