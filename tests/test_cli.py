@@ -84,7 +84,7 @@ def test_out_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     done = timetrial("train", "llama31_8b", "--out", tmp_path / "file" / "run")
     assert done.returncode == 2
-    assert "cannot be made" in done.stderr
+    assert "cannot write there" in done.stderr
 
 
 def test_dry_run_prints_and_starts_nothing(tmp_path):

@@ -194,7 +194,8 @@ def data_build(
     """Tokenize raw text into memory-mapped files; killed builds go on where they stopped."""
     from timetrial.data import build
 
-    build.build(source, input_, tokenizer, out, workers)
+    for split, meta in build.build(source, input_, tokenizer, out, workers).items():
+        print(f"{out / split}: {meta.documents:,} documents, {meta.tokens:,} tokens")
 
 
 @data_app.command("verify")

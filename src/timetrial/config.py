@@ -18,9 +18,11 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from timetrial.errors import UserError
+
+T = TypeVar("T")
 
 AXES = ("tp", "cp", "dp", "pp")
 
@@ -222,24 +224,24 @@ class RunConfig:
     @property
     def flops_per_step(self) -> float:
         """Model FLOP of one optimizer step over all ranks."""
-        return self.plan.gbs * self.model.flops_per_sample(self.data.seq_len, frozen=self.lora is not None)
+        return self.plan.gbs * float(self.model.flops_per_sample(self.data.seq_len, frozen=self.lora is not None))
 
 
-def replace(config: Any, **changes: Any) -> Any:
+def replace(config: T, **changes: Any) -> T:
     """A copy of a frozen configuration with the named fields changed."""
-    return dataclasses.replace(config, **changes)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
 # ---- overrides: --set optim.base_lr=3e-4 ---------------------------------------------------------
 
 
-def override(config: Any, dotted: str, text: str) -> Any:
+def override(config: T, dotted: str, text: str) -> T:
     """A copy of `config` with the field at `dotted` set to `text`, read as that field's type.
 
     Raises UserError when there is no such field or the text does not fit its type.
     """
     head, _, rest = dotted.partition(".")
-    names = [f.name for f in dataclasses.fields(config)]
+    names = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
     if head not in names:
         raise UserError(f"--set {dotted}: {type(config).__name__} has no {head!r}; it has {', '.join(names)}")
     old = getattr(config, head)

@@ -51,6 +51,15 @@ def summarize(config: RunConfig, metrics: list[dict[str, Any]], evaluations: lis
     }
 
 
+def _mfu(result: dict[str, Any]) -> str:
+    mfu, rate = result.get("mfu"), result.get("matmul_flops_per_s")
+    if mfu is None or rate is None:
+        return "-"
+    if mfu > 1.0:
+        return f"- (the machine was busy while its rate was measured: {rate / 1e9:,.0f} GFLOP/s)"
+    return f"{mfu:.1%} of the measured {rate / 1e9:,.0f} GFLOP/s"
+
+
 def table(result: dict[str, Any], paths: dict[str, Path]) -> str:
     """The end of a run, as lines for people."""
     verdict = {
@@ -70,7 +79,7 @@ def table(result: dict[str, Any], paths: dict[str, Path]) -> str:
         ("samples, steps", f"{result['samples']:,} samples in {result['steps']:,} steps"),
         ("throughput", figure("tokens_per_s", "{:,.0f} tokens/s")),
         ("step time", figure("step_time_s", "{:.1f} ms (median)", 1e3)),
-        ("MFU", figure("mfu", "{:.1%}") + figure("matmul_flops_per_s", " of the measured {:,.0f} GFLOP/s", 1e-9)),
+        ("MFU", _mfu(result)),
         ("waiting for data", figure("data_wait_share", "{:.2%} of the step time")),
     ]
     rows += [(name, str(path)) for name, path in paths.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from timetrial.config import RunConfig
 def empty_model(config: RunConfig, device: str | torch.device = "meta") -> nn.Module:
     """The model without values, adapters included; on `meta` it takes no memory. Float32."""
     with torch.device(device):
-        model = config.model.create()
+        model: nn.Module = config.model.create()
         if config.lora is not None:
             from timetrial.models import lora
 
@@ -27,9 +28,9 @@ def build_model(config: RunConfig, weights: Path | None, device: str | torch.dev
     `weights` is a directory of pretrained weights, or None for random weights by the seed.
     """
     with torch.device(device):
-        model = config.model.create()
+        model: nn.Module = config.model.create()
     if weights is None:
-        model.init_weights(config.seed)
+        cast(Any, model).init_weights(config.seed)
     else:
         config.model.load_weights(model, weights)
     if config.lora is not None:

@@ -50,7 +50,7 @@ def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path, threa
     mini = find(workload).mini()
     sizes = _sizes(batch_sizes, mini.plan.gbs)
     rows = _read(out)
-    done = {(row["workload"], int(row["gbs"]), int(row["seed"])) for row in rows}
+    done = {(row["workload"], int(str(row["gbs"])), int(str(row["seed"]))) for row in rows}
     todo = [(gbs, seed) for gbs in sizes for seed in range(1, seeds + 1) if (workload, gbs, seed) not in done]
     for number, (gbs, seed) in enumerate(todo, 1):
         print(f"{workload} batch {gbs} seed {seed} ({number} of {len(todo)})", flush=True)

@@ -26,4 +26,4 @@ def evaluate(engine: Engine, heldout: Samples, config: RunConfig) -> float:
             loss, weight = torch.nan_to_num(loss / weight), (weight > 0).double()
         sums += torch.stack((loss, weight))
     total, weights = engine.reduce_sums(sums).tolist()
-    return total / weights
+    return float(total / weights)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from pathlib import Path
 
-from timetrial.config import AXES, Plan, RunConfig, override, parse, replace
+from timetrial.config import AXES, Plan, RunConfig, override, parse
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
 from timetrial.train.rundir import reopen
@@ -53,14 +54,14 @@ def resolve(
                 raise UserError(f"--set {text}: write key=value, for example optim.base_lr=3e-4")
             config = override(config, dotted.strip(), value.strip())
     if seed is not None:
-        config = replace(config, seed=seed)
+        config = dataclasses.replace(config, seed=seed)
     if max_steps is not None:
         if max_steps < 1:
             raise UserError(f"--max-steps {max_steps}: must be at least 1")
-        config = replace(config, max_steps=max_steps)
+        config = dataclasses.replace(config, max_steps=max_steps)
     if data is not None:
-        config = replace(config, data=replace(config.data, path=str(data)))
-    config = replace(config, plan=_plan(plan, config, ranks))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
+    config = dataclasses.replace(config, plan=_plan(plan, config, ranks))
     validate(config.plan, config, ranks)
     return config
 
@@ -86,13 +87,15 @@ def _batch_size(plan: str | None, sets: list[str] | None) -> int | None:
 def _plan(text: str | None, config: RunConfig, ranks: int) -> Plan:
     """The plan in `text`; without one, data parallel over all ranks.
 
-    A micro batch that nobody chose shrinks to fit the share of one data parallel rank.
+    A micro batch that nobody chose shrinks to fit the share of one data parallel rank, and to fill its pipeline.
     """
     plan = parse_plan(text or "", config.plan, ranks)
     share, rest = divmod(plan.gbs, plan.dp)
-    if _setting(text, "mbs") is None and not rest:
-        plan = replace(plan, mbs=max(size for size in range(1, min(plan.mbs, share) + 1) if share % size == 0))
-    return plan
+    if _setting(text, "mbs") is not None or rest:
+        return plan
+    sizes = [size for size in range(1, min(plan.mbs, share) + 1) if share % size == 0]
+    filling = [size for size in sizes if share // size % plan.pp == 0]
+    return dataclasses.replace(plan, mbs=max(filling or sizes or [plan.mbs]))
 
 
 def _resumed(workload: str, path: Path) -> RunConfig:

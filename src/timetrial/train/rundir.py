@@ -13,7 +13,7 @@ from pathlib import Path
 
 from timetrial.config import RunConfig, dumps, load
 from timetrial.errors import UserError
-from timetrial.train.durable import write_atomic
+from timetrial.train.durable import writable_directory, write_atomic
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,11 @@ def default_path(config: RunConfig) -> Path:
 def create(path: Path, config: RunConfig) -> RunDir:
     """A new run directory holding config.json. Raises UserError when there is a run already."""
     run = RunDir(path)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--out {path}: is a file; give a directory")
-    if path.is_dir() and any(path.iterdir()):
+    # a run killed while it wrote config.json leaves that file's temporary behind, and nothing else
+    if path.is_dir() and any(entry.name != ".config.json.tmp" for entry in path.iterdir()):
         hint = "add --resume to go on with it, or choose another --out"
         raise UserError(f"--out {path}: is not empty; {hint if run.config.exists() else 'choose another --out'}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be made: {error.strerror}; choose a directory you may write") from None
+    writable_directory(path)
     write_atomic(run.config, dumps(config))
     return run
 

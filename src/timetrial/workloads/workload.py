@@ -51,7 +51,8 @@ def find(name: str) -> Workload:
     known = names()
     if name not in known:
         raise UserError(f"unknown workload {name!r}{suggest(name, known)}; `timetrial list` shows all")
-    return importlib.import_module(f"timetrial.workloads.{name}").WORKLOAD
+    workload: Workload = importlib.import_module(f"timetrial.workloads.{name}").WORKLOAD
+    return workload
 
 
 def suggest(name: str, known: list[str]) -> str:
