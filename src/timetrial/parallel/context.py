@@ -112,8 +112,7 @@ KERNELS = {
 # the ring twice) and torch.compile leaves it whole. Operators take plain values: the group by its name.
 
 
-@torch.library.custom_op("timetrial::ring_attention", mutates_args=())
-def ring_forward(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
     """(q [B, N, T, H], k, v [B, K, T, H]) -> (out [B, N, T, H], lse [B, N, T] float32)."""
     group = _group(group_name)
     kernel, cp, rank = KERNELS[q.device.type], group.size(), group.rank()
@@ -137,8 +136,7 @@ def ring_forward(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tens
     return out.to(q.dtype), lse
 
 
-@torch.library.custom_op("timetrial::ring_attention_backward", mutates_args=())
-def ring_backward(
+def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group_name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their dtypes."""
@@ -165,6 +163,12 @@ def ring_backward(
         arriving, dkv = _pass_on(dkv, group)  # the last turn brings them home
     _wait(arriving)
     return dq.to(q.dtype), dkv[0].to(k.dtype, copy=True), dkv[1].to(v.dtype, copy=True)
+
+
+ring_forward = torch.library.custom_op("timetrial::ring_attention", _forward, mutates_args=())
+ring_backward = torch.library.custom_op("timetrial::ring_attention_backward", _backward, mutates_args=())
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"ring_attention": _forward, "ring_attention_backward": _backward}
+"""What the operators run: for whoever must look inside (`record.py`)."""
 
 
 @ring_forward.register_fake

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -196,7 +197,46 @@ class Pipeline:
         return x if self.has_last else None
 
 
-def schedule_class(plan: Plan) -> type:
+class Action(NamedTuple):
+    """One piece of work of a pipeline rank."""
+
+    stage: int
+    kind: str
+    """F forward, B backward; zero-bubble schedules split B into I (for the input) and W (for the weights)."""
+    micro_batch: int
+
+
+def action_table(plan: Plan) -> list[list[Action]]:
+    """What each pipeline rank computes, in order. Needs no process group."""
+    kind = schedule_class(plan)
+    if kind is schedules.Schedule1F1B:
+        # written out: the table that torch's class gives of itself numbers the last rank's forwards from 1
+        return [_one_forward_one_backward(rank, plan.pp, plan.grad_accumulation_steps) for rank in range(plan.pp)]
+    stub = SimpleNamespace(num_stages=plan.pp * plan.vp, group_size=plan.pp, group_rank=0, submod=None)
+    order = kind([stub] * plan.vp, plan.grad_accumulation_steps).pipeline_order
+    letters = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    return [
+        [
+            Action(a.stage_index, letters[a.computation_type.name], a.microbatch_index)
+            for a in order[rank]
+            if a is not None and a.computation_type.name in letters
+        ]
+        for rank in range(plan.pp)
+    ]
+
+
+def _one_forward_one_backward(rank: int, pp: int, micro_batches: int) -> list[Action]:
+    """As many forwards as there are stages from here on, then one backward and one forward in turn."""
+    ahead = min(micro_batches, pp - rank)
+    actions = [Action(rank, "F", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        actions.append(Action(rank, "B", i))
+        if ahead + i < micro_batches:
+            actions.append(Action(rank, "F", ahead + i))
+    return actions
+
+
+def schedule_class(plan: Plan) -> Any:
     """The class that runs `plan`."""
     if plan.schedule == "zbv":
         return schedules.ScheduleZBVZeroBubble

@@ -129,7 +129,9 @@ def _layouts(module: nn.Module, mesh: DeviceMesh, given: Placement, seen: Placem
         x, *rest = args
         if not isinstance(x, DTensor):
             x = DTensor.from_local(x, mesh, [given], run_check=False)
-        return x.redistribute(placements=[seen]), *rest
+        if x.placements[0] != seen:  # even one that changes nothing would reduce the gradient at once
+            x = x.redistribute(placements=[seen])
+        return x, *rest
 
     module.register_forward_pre_hook(before)
     if out is None:

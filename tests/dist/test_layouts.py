@@ -1,0 +1,184 @@
+"""N ranks equal one rank: every axis alone on two ranks, mixed layouts on eight, in two orders.
+
+Tolerances. All of it is float32, and layouts only reorder sums: over channels (tp), keys (cp), samples
+(dp, micro batches). What a reordering does is measured here on one rank, by another micro batch size
+(`test_reordering_on_one_rank_sets_the_scale`): 5e-7 on losses of 4.6, which is one unit in the last
+place. Layouts get a few of these: 2e-6 on losses, 2e-6 relative on gradient norms, 2e-6 on whole
+gradients and 1e-5 on weights after all steps (relative L2 per parameter; Adam divides by the root of a
+second moment and so amplifies). A gradient that weighs ranks wrongly is off by more than a thousand
+times that (`test_tolerance_sees_a_mean_of_means`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from layouts import CLIP, GBS, MODEL, Curve, config_of, model_of, samples, share, train
+from world import run_world
+
+from timetrial.config import Lora, Plan
+from timetrial.models.llama.config import LlamaConfig
+from timetrial.parallel.parallelize import build
+
+LOSS = 2e-6
+NORM = 2e-6
+GRAD = 2e-6
+WEIGHT = 1e-5
+
+TIED = replace(MODEL, tied=True)
+ADAPTERS = Lora(rank=4, alpha=8.0, dropout=0.0, targets=("wqkv", "wo", "w1", "w2"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, and the one-rank run that it must equal."""
+
+    plan: Plan
+    steps: int = 20
+    adapters: Lora | None = None
+    model: LlamaConfig = MODEL
+
+    @property
+    def reference(self) -> Case:
+        plan = Plan(mbs=self.plan.mbs, precision=self.plan.precision)
+        return Case(plan, self.steps, self.adapters, self.model)
+
+    def run(self) -> Curve:
+        return train(self.plan, self.steps, self.adapters, self.model)
+
+
+def plan(precision: str = "fp32", **settings: object) -> Plan:
+    return Plan(precision=precision, **settings)  # type: ignore[arg-type]
+
+
+ON_TWO = {
+    "dp": Case(plan(dp=2, mbs=2)),
+    "tp": Case(plan(tp=2, mbs=2)),
+    "cp": Case(plan(cp=2, mbs=2)),
+    "pp 1f1b": Case(plan(pp=2, mbs=2)),
+    "pp interleaved": Case(plan(pp=2, vp=2)),
+    "pp zero bubble": Case(plan(pp=2, mbs=2, schedule="zb")),
+    "pp v-shaped zero bubble": Case(plan(pp=2, vp=2, schedule="zbv")),
+    "dp, recompute full": Case(plan(dp=2, mbs=2, recompute="full"), 4),
+    "tp, recompute selective": Case(plan(tp=2, mbs=2, recompute="selective"), 4),
+    "cp, recompute selective": Case(plan(cp=2, mbs=2, recompute="selective"), 4),
+    "pp, recompute full": Case(plan(pp=2, mbs=2, recompute="full"), 4),
+    "dp, tied head": Case(plan(dp=2, mbs=2), 4, model=TIED),
+    "tp, tied head": Case(plan(tp=2, mbs=2), 4, model=TIED),
+    "dp, adapters": Case(plan(dp=2, mbs=2), 4, ADAPTERS),
+    "tp, adapters": Case(plan(tp=2, mbs=2), 4, ADAPTERS),
+    "cp, adapters": Case(plan(cp=2, mbs=2), 4, ADAPTERS),
+    "pp, adapters": Case(plan(pp=2, vp=2), 4, ADAPTERS),
+    "pp zero bubble, adapters": Case(plan(pp=2, mbs=2, schedule="zb"), 4, ADAPTERS),
+}
+
+# four layouts, two orders each: strides between neighbours differ in all of them
+ON_EIGHT = {
+    "dp tp cp": Case(plan(dp=2, tp=2, cp=2, mbs=2), 10),
+    "dp tp cp, dp last": Case(plan(dp=2, tp=2, cp=2, mbs=2, order="tp-cp-pp-dp"), 4),
+    "dp tp pp": Case(plan(dp=2, tp=2, pp=2, vp=2), 10),
+    "dp tp pp, dp last": Case(plan(dp=2, tp=2, pp=2, vp=2, order="tp-cp-pp-dp"), 4),
+    "dp cp pp": Case(plan(dp=2, cp=2, pp=2, schedule="zb"), 10),
+    "dp cp pp, dp last": Case(plan(dp=2, cp=2, pp=2, schedule="zb", order="tp-cp-pp-dp"), 4),
+    "tp cp pp": Case(plan(tp=2, cp=2, pp=2, mbs=2), 10, ADAPTERS),
+    "tp cp pp, pp first": Case(plan(tp=2, cp=2, pp=2, mbs=2, order="pp-cp-tp-dp"), 4, ADAPTERS),
+}
+
+
+def run_all(cases: dict[str, Case]) -> dict[str, Curve]:
+    return {name: case.run() for name, case in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def on_two() -> list[dict[str, Curve]]:
+    return run_world(run_all, 2, ON_TWO)
+
+
+@pytest.fixture(scope="module")
+def on_eight() -> list[dict[str, Curve]]:
+    return run_world(run_all, 8, ON_EIGHT)
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> dict[Case, Curve]:
+    """One-rank runs, made once each."""
+    return {}
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_two_ranks_equal_one(name: str, on_two: list[dict[str, Curve]], one_rank: dict[Case, Curve]) -> None:
+    compare(ON_TWO[name], [curves[name] for curves in on_two], one_rank)
+
+
+@pytest.mark.parametrize("name", ON_EIGHT)
+def test_eight_ranks_equal_one(name: str, on_eight: list[dict[str, Curve]], one_rank: dict[Case, Curve]) -> None:
+    compare(ON_EIGHT[name], [curves[name] for curves in on_eight], one_rank)
+
+
+def compare(case: Case, ranks: list[Curve], one_rank: dict[Case, Curve]) -> None:
+    reference = case.reference
+    if reference not in one_rank:
+        one_rank[reference] = reference.run()
+    one = one_rank[reference]
+    assert one.losses[-1] < one.losses[0] or case.steps < 10, "the run must learn, else equal curves say little"
+    assert min(one.norms) > CLIP or case.adapters, "every step is to be clipped"
+    for rank in ranks:
+        assert rank.losses == pytest.approx(one.losses, abs=LOSS)
+        assert rank.norms == pytest.approx(one.norms, rel=NORM)
+        assert rank.evals == pytest.approx(one.evals, abs=LOSS)
+        for name, grad in rank.first_grads.items():
+            assert distance(grad, one.first_grads[name]) < GRAD, f"gradient of {name}"
+        for name, weight in rank.weights.items():
+            assert distance(weight, one.weights[name]) < WEIGHT, f"weight {name}"
+    held = {name for rank in ranks for name in rank.weights}
+    trained = {name for rank in ranks for name in rank.first_grads}
+    assert held == set(one.weights)
+    assert trained == set(one.first_grads)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """|a - b| / |b|"""
+    return ((a - b).norm() / b.norm()).item()
+
+
+def test_reordering_on_one_rank_sets_the_scale() -> None:
+    one, other = train(plan(mbs=1), 20), train(plan(mbs=8), 20)
+    loss = max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))
+    norm = max(abs(a / b - 1) for a, b in zip(one.norms, other.norms, strict=True))
+    weight = max(distance(one.weights[name], other.weights[name]) for name in one.weights)
+    assert 0 < loss < LOSS
+    assert 0 < norm < NORM
+    assert 0 < weight < WEIGHT
+
+
+def test_tolerance_sees_a_mean_of_means() -> None:
+    """Samples count different numbers of tokens, so a mean over samples of their means is another gradient."""
+    right = train(plan(), 1).first_grads
+    config = config_of(replace(plan(), gbs=GBS))
+    engine = build(config, lambda: model_of(config))
+    for batch in share(samples(0), engine, config.plan):
+        engine.train_step([batch], GBS * int((batch["labels"] >= 0).sum()))
+    for name, p in engine.parameters_named():
+        assert p.grad is not None
+        assert distance(p.grad, right[name]) > 1000 * GRAD
+
+
+def test_bf16_layouts_agree_as_far_as_bf16_does() -> None:
+    """Rounding to 8 bits flips where sums differ by a last place of 24, so bf16 runs part by its own step.
+
+    A rounding is 2^-9 relative at most; norms of whole gradients average over many.
+    """
+    cases = {
+        "dp": Case(plan("bf16", dp=2, mbs=2), 4),
+        "tp": Case(plan("bf16", tp=2, mbs=2), 4),
+        "pp": Case(plan("bf16", pp=2, mbs=2), 4),
+    }
+    one, exact = train(plan("bf16", mbs=2), 4), train(plan(mbs=2), 4)
+    rounding = max(abs(a - b) for a, b in zip(one.losses, exact.losses, strict=True))
+    assert rounding > 100 * LOSS, "bf16 must be at work"
+    for curves in run_world(run_all, 2, cases):
+        for name, curve in curves.items():
+            assert curve.losses == pytest.approx(one.losses, abs=1e-3), name
+            assert curve.norms == pytest.approx(one.norms, rel=4e-3), name
