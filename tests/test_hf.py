@@ -253,6 +253,14 @@ def test_a_pipeline_stage_takes_its_part(tied: bool, tmp_path: Path) -> None:
         assert torch.equal(parameter, whole.get_parameter(name)), name
 
 
+def test_a_tied_checkpoint_may_hold_the_head_as_well(tmp_path: Path) -> None:
+    config = replace(GQA, tied=True)
+    edit_weights(checkpoint(tmp_path / "c", config), lambda t: t.update({"lm_head.weight": torch.zeros(101, 64)}))
+    model = Llama(config)
+    hf.load(model, tmp_path / "c")
+    assert torch.equal(model.head.weight, llama(config).embed.weight)
+
+
 def test_joined_query_key_value_of_the_lora_reference(tmp_path: Path) -> None:
     """Its checkpoint holds [q; k; v] as one matrix, and its config.json another model_type."""
     checkpoint(tmp_path / "c")
