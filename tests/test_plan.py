@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from timetrial.config import AXES, Data, Evaluation, Optim, Plan, RunConfig
+from timetrial.config import AXES, Data, Evaluation, Lora, Optim, Plan, RunConfig
 from timetrial.errors import UserError
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.parallel.mesh import CANONICAL, Mesh, describe
@@ -91,6 +91,15 @@ def test_impossible_plans_are_refused_with_advice(changes: dict, words: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_adapters_need_layers_on_every_rank() -> None:
+    plan = Plan(pp=4, gbs=4)
+    config = dataclasses.replace(run_config(), lora=Lora())
+    validate(plan, run_config(), 4)  # embedding | two layers | a layer | a layer and head
+    with pytest.raises(UserError, match="adapters give it nothing to train; lower pp or vp"):
+        validate(plan, config, 4)
+    validate(Plan(pp=2, vp=2, gbs=4), config, 2)
+
+
 def test_advice_works() -> None:
     """What a refusal proposes for the global batch is itself accepted."""
     for gbs in (16, 24):
@@ -105,7 +114,8 @@ def test_layers_are_split_once_and_evenly(n_layers: int) -> None:
         assert [embedding for embedding, _, _ in parts] == [True] + [False] * (stages - 1)
         assert [head for _, _, head in parts] == [False] * (stages - 1) + [True]
         sizes = [embedding + len(layers) + head for embedding, layers, head in parts]
-        assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
 
 
 def test_405b_falls_evenly_on_64_stages() -> None:

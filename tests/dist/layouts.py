@@ -38,6 +38,8 @@ class Curve:
     """Whole gradients of the first step, of the parameters this rank has."""
     weights: dict[str, torch.Tensor]
     """Whole weights after the last step, likewise."""
+    exported: dict[str, torch.Tensor]
+    """The whole model's weights after the last step, on rank 0; empty elsewhere."""
 
 
 def config_of(plan: Plan, adapters: Lora | None = None, model: LlamaConfig = MODEL) -> RunConfig:
@@ -84,10 +86,11 @@ def train(plan: Plan, steps: int, adapters: Lora | None = None, model: LlamaConf
     engine = build(config, lambda: model_of(config))
     parameters = engine.parameters_named()
     optimizer = torch.optim.AdamW([p for _, p in parameters if p.requires_grad], lr=LR, betas=(0.9, 0.95), eps=1e-5)
-    curve = Curve([], [], [evaluate(engine, plan)], {}, {})
+    curve = Curve([], [], [evaluate(engine, plan)], {}, {}, {})
     for step in range(steps):
         batch = samples(step)
         total = int((batch["labels"] >= 0).sum())
+        torch.manual_seed(stream(step, engine.stream_name))
         loss_sum = engine.train_step(share(batch, engine, config.plan), total)
         curve.losses.append(engine.reduce_sums(loss_sum).item() / total)
         if step == 0:
@@ -97,6 +100,7 @@ def train(plan: Plan, steps: int, adapters: Lora | None = None, model: LlamaConf
         optimizer.zero_grad()
     curve.evals.append(evaluate(engine, plan))
     curve.weights = {name: whole(p.detach()) for name, p in parameters}
+    curve.exported = engine.whole_weights()
     return curve
 
 

@@ -29,6 +29,8 @@ WEIGHT = 1e-5
 
 TIED = replace(MODEL, tied=True)
 ADAPTERS = Lora(rank=4, alpha=8.0, dropout=0.0, targets=("wqkv", "wo", "w1", "w2"))
+# its input is whole on every tensor-parallel rank, so both must drop what one rank drops
+DROPPING = Lora(rank=4, alpha=8.0, dropout=0.3, targets=("wqkv",))
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ ON_TWO = {
     "tp, tied head": Case(plan(tp=2, mbs=2), 4, model=TIED),
     "dp, adapters": Case(plan(dp=2, mbs=2), 4, ADAPTERS),
     "tp, adapters": Case(plan(tp=2, mbs=2), 4, ADAPTERS),
+    "tp, adapters with dropout": Case(plan(tp=2, mbs=2), 4, DROPPING),
     "cp, adapters": Case(plan(cp=2, mbs=2), 4, ADAPTERS),
     "pp, adapters": Case(plan(pp=2, vp=2), 4, ADAPTERS),
     "pp zero bubble, adapters": Case(plan(pp=2, mbs=2, schedule="zb"), 4, ADAPTERS),
@@ -132,6 +135,10 @@ def compare(case: Case, ranks: list[Curve], one_rank: dict[Case, Curve]) -> None
             assert distance(grad, one.first_grads[name]) < GRAD, f"gradient of {name}"
         for name, weight in rank.weights.items():
             assert distance(weight, one.weights[name]) < WEIGHT, f"weight {name}"
+    exported = ranks[0].exported
+    assert set(exported) == set(one.weights)
+    assert all(distance(exported[name], one.weights[name]) < WEIGHT for name in exported)
+    assert not any(rank.exported for rank in ranks[1:])
     held = {name for rank in ranks for name in rank.weights}
     trained = {name for rank in ranks for name in rank.first_grads}
     assert held == set(one.weights)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from timetrial.config import Plan
-from timetrial.parallel.pipeline import Action, action_table, stage_rank
+from timetrial.parallel.pipeline import Action, action_table
+from timetrial.parallel.plan import stage_rank
 
 PLANS = [
     Plan(pp=2, gbs=4),

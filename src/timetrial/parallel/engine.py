@@ -50,10 +50,19 @@ class Engine(ABC):
     dp_rank: int = 0
     """Which reader of the data this rank is; ranks that differ only in tp, cp or pp share it."""
     dp_size: int = 1
+    stream_name: str = "0"
+    """For seeding dropout: tensor-parallel ranks, which see the same activations, share a name; all others differ."""
 
     def parameters_named(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters, frozen ones included, under the single-device model's names."""
         return [(plain_name(name), p) for name, p in self.model.named_parameters()]
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The whole model's parameters by name, on the CPU. Collective; empty on all ranks but 0.
+
+        For exporting: it takes the memory of the whole model on one rank.
+        """
+        return {name: p.detach().cpu() for name, p in self.parameters_named()}
 
     @abstractmethod
     def train_step(self, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer | None = None) -> Tensor:

@@ -66,8 +66,9 @@ def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> E
         if plan.cp > 1:
             context.apply(stage, mesh.get_group("cp"))
         _per_block(stage, plan)
-        stage.to(device)
-        if shard is not None:
+        if shard is None:
+            stage.to(device)
+        else:  # moves one block at a time to the device, and keeps only this rank's part there
             fsdp.apply(stage, shard, plan.precision, reshard_after_forward=plan.pp == 1)
     part = pipeline.joined(model, stages)
     if plan.pp == 1:

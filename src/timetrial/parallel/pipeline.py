@@ -33,13 +33,7 @@ from torch.distributed.pipelining.microbatch import _Replicate
 from timetrial.config import Plan
 from timetrial.errors import UserError
 from timetrial.parallel.engine import NoTimer, Timer
-from timetrial.parallel.plan import split_layers
-
-
-def stage_rank(stage: int, plan: Plan) -> int:
-    """The pipeline rank that holds `stage`."""
-    turn, place = divmod(stage, plan.pp)
-    return plan.pp - 1 - place if plan.schedule == "zbv" and turn % 2 else place
+from timetrial.parallel.plan import split_layers, stage_rank
 
 
 def cut(model: nn.Module, plan: Plan, pp_rank: int) -> dict[int, nn.Module]:

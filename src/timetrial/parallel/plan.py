@@ -160,6 +160,12 @@ def _check_pipeline(plan: Plan, config: RunConfig) -> None:
         raise UserError(
             f"pp={plan.pp} puts embedding and head on different ranks, but model.tied shares them; set pp=1"
         )
+    with_layers = {stage_rank(i, plan) for i, (_, kept, _) in enumerate(split_layers(layers, stages)) if kept}
+    if config.lora is not None and len(with_layers) < plan.pp:
+        raise UserError(
+            f"pp={plan.pp} x vp={plan.vp} leaves a rank with embedding or head alone, and adapters give it nothing to "
+            f"train; lower pp or vp"
+        )
     _check_schedule(plan)
 
 
@@ -204,6 +210,12 @@ def split_layers(n_layers: int, stages: int) -> list[tuple[bool, range, bool]]:
     for low, high in itertools.pairwise(bounds):
         parts.append((low == 0, range(max(low - 1, 0), min(high - 1, n_layers)), high == units))
     return parts
+
+
+def stage_rank(stage: int, plan: Plan) -> int:
+    """The pipeline rank that holds `stage`: stages go round the ranks, or to and fro in the V-shaped schedule."""
+    turn, place = divmod(stage, plan.pp)
+    return plan.pp - 1 - place if plan.schedule == "zbv" and turn % 2 else place
 
 
 def _or(names: tuple[str, ...]) -> str:

@@ -6,6 +6,8 @@ sequences for context parallelism by themselves, so that the reader of data neve
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,8 +31,25 @@ class _Distributed(Engine):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), plan.dp
         self.coordinates = {axis: mesh.get_local_rank(axis) for axis in CANONICAL}
+        dp, cp, pp = (self.coordinates[axis] for axis in ("dp", "cp", "pp"))
+        self.stream_name = f"{dp}" if plan.cp * plan.pp == 1 else f"{dp}.{cp}.{pp}"
         self.vocab_group = mesh.get_group("tp") if plan.tp > 1 else None
         self._positions: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def whole_weights(self) -> dict[str, Tensor]:
+        keep = all(self.coordinates[axis] == 0 for axis in ("dp", "cp", "tp"))  # rank 0's pipeline
+        weights = {}
+        for name, p in self.parameters_named():
+            whole = p.full_tensor() if isinstance(p, DTensor) else p.detach()
+            if keep:
+                weights[name] = whole.cpu()
+        if self.plan.pp == 1 or not keep:
+            return weights if self.rank == 0 else {}
+        stages: list[Any] = [None] * self.plan.pp
+        group = self.mesh.get_group("pp")
+        dist.gather_object(weights, stages if self.rank == 0 else None, group=group, group_dst=0)
+        return {name: w for stage in stages for name, w in stage.items()} if self.rank == 0 else {}
 
     def positions(self, seq_len: int) -> Tensor:
         """Where this rank's tokens of a sequence stand, [T]."""
