@@ -68,7 +68,7 @@ WORKING = Plan(tp=2, cp=2, dp=2, pp=2, vp=2, mbs=2, gbs=16)
         ({"vp": 1, "gbs": 4}, "at least 2 micro batches, and gbs=4 gives 1; raise gbs to 8"),
         ({"gbs": 20}, "5 micro batches do not divide into 2 equal rounds .* set gbs=16 or gbs=24"),
         ({"schedule": "zbv", "vp": 1}, "set vp=2, or schedule=zb"),
-        ({"schedule": "zb", "recompute": "full"}, "set recompute=none"),
+        ({"schedule": "zb", "recompute": "selective"}, "set recompute=full"),
         ({"schedule": "zb", "compile": True}, "set compile=false"),
         ({"schedule": "2f2b"}, "schedule=2f2b is unknown, did you mean 1f1b"),
         ({"model": {"tied": True}}, "model.tied"),

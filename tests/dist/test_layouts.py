@@ -67,6 +67,7 @@ ON_TWO = {
     "tp, recompute selective": Case(plan(tp=2, mbs=2, recompute="selective"), 4),
     "cp, recompute selective": Case(plan(cp=2, mbs=2, recompute="selective"), 4),
     "pp, recompute full": Case(plan(pp=2, mbs=2, recompute="full"), 4),
+    "pp zero bubble, recompute full": Case(plan(pp=2, mbs=2, schedule="zb", recompute="full"), 4),
     "dp, tied head": Case(plan(dp=2, mbs=2), 4, model=TIED),
     "tp, tied head": Case(plan(tp=2, mbs=2), 4, model=TIED),
     "dp, adapters": Case(plan(dp=2, mbs=2), 4, ADAPTERS),

@@ -173,10 +173,10 @@ def _check_schedule(plan: Plan) -> None:
     micro_batches = plan.grad_accumulation_steps
     if plan.schedule == "zbv" and plan.vp != 2:
         raise UserError(f"schedule=zbv runs two stages a rank, not vp={plan.vp}; set vp=2, or schedule=zb")
-    if plan.schedule != "1f1b" and plan.recompute != "none":
+    if plan.schedule != "1f1b" and plan.recompute == "selective":
         raise UserError(
-            f"schedule={plan.schedule} splits the backward pass, which recompute={plan.recompute} cannot replay twice; "
-            f"set recompute=none or schedule=1f1b"
+            f"schedule={plan.schedule} splits the backward pass, and what recompute=selective keeps can be used once "
+            f"only; set recompute=full (which then runs twice), recompute=none or schedule=1f1b"
         )
     if plan.schedule != "1f1b" and plan.compile:
         raise UserError(
