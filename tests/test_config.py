@@ -33,6 +33,9 @@ def test_override_reads_the_fields_type():
     assert override(config, "lora.targets", "wq, wv").lora.targets == ("wq", "wv")
     assert override(config, "max_steps", "none").max_steps is None
     assert override(config, "plan.compile", "true").plan.compile is True
+    assert override(config, "lora", "none").lora is None
+    official = resolve("llama31_8b", "official")
+    assert override(official, "model.rope_scaling", "none").model.rope_scaling is None
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     sets: Sets = None,
+    gpus_per_node: Annotated[int, typer.Option(help="For --dry-run: ranks on a node.", min=1)] = 8,
+    domain: Annotated[int | None, typer.Option(help="For --dry-run: ranks in one NVLink domain.", min=1)] = None,
 ) -> None:
     """Train a workload to its target."""
     from timetrial.train import request
@@ -97,7 +99,7 @@ def train(
     if dry_run:
         from timetrial.train import dryrun
 
-        print(dryrun.describe(config))
+        print(dryrun.describe(config, gpus_per_node, domain))
         return
     from timetrial.train.rundir import default_path
 

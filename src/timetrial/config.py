@@ -235,24 +235,30 @@ def replace(config: T, **changes: Any) -> T:
 # ---- overrides: --set optim.base_lr=3e-4 ---------------------------------------------------------
 
 
-def override(config: T, dotted: str, text: str) -> T:
+def override(config: T, dotted: str, text: str, where: str | None = None) -> T:
     """A copy of `config` with the field at `dotted` set to `text`, read as that field's type.
 
-    Raises UserError when there is no such field or the text does not fit its type.
+    `none` clears a group that may be absent. Raises UserError, naming `where`, when there is no such
+    field or the text does not fit its type.
     """
+    where = where or f"--set {dotted}"
     head, _, rest = dotted.partition(".")
-    names = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
-    if head not in names:
-        raise UserError(f"--set {dotted}: {type(config).__name__} has no {head!r}; it has {', '.join(names)}")
+    hints = _hints(type(config))
+    if head not in hints:
+        raise UserError(f"{where}: {type(config).__name__} has no {head!r}; it has {', '.join(hints)}")
     old = getattr(config, head)
     if rest:
         if not dataclasses.is_dataclass(old):
-            raise UserError(f"--set {dotted}: {head} is {old!r} and has no fields of its own")
-        return replace(config, **{head: override(old, rest, text)})
-    if dataclasses.is_dataclass(old):
-        inner = ", ".join(f"{head}.{f.name}" for f in dataclasses.fields(old))
-        raise UserError(f"--set {dotted}: {head} is a group; set one of {inner}")
-    return replace(config, **{head: parse(text, _hints(type(config))[head], dotted)})
+            raise UserError(f"{where}: {head} is {old!r} and has no fields of its own")
+        return replace(config, **{head: override(old, rest, text, where)})
+    group: Any = _dataclass_in(hints[head]) or (type(old) if dataclasses.is_dataclass(old) else None)
+    if group is not None:
+        if type(None) in typing.get_args(hints[head]) and text.lower() == "none":
+            return replace(config, **{head: None})
+        prefix = where.removeprefix("--set ")
+        inner = ", ".join(f"{prefix}.{f.name}" for f in dataclasses.fields(group))
+        raise UserError(f"{where}: is a group; set one of {inner}")
+    return replace(config, **{head: parse(text, hints[head], where)})
 
 
 def parse(text: str, hint: Any, where: str) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from timetrial.config import RunConfig
+from timetrial.models import lora
 
 
 def empty_model(config: RunConfig, device: str | torch.device = "meta") -> nn.Module:
@@ -16,8 +17,6 @@ def empty_model(config: RunConfig, device: str | torch.device = "meta") -> nn.Mo
     with torch.device(device):
         model: nn.Module = config.model.create()
         if config.lora is not None:
-            from timetrial.models import lora
-
             lora.apply(model, config.lora, seed=config.seed)
     return model
 
@@ -34,8 +33,6 @@ def build_model(config: RunConfig, weights: Path | None, device: str | torch.dev
     else:
         config.model.load_weights(model, weights)
     if config.lora is not None:
-        from timetrial.models import lora
-
         lora.apply(model, config.lora, seed=config.seed)
     return model
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from timetrial.config import RunConfig, dumps
+from timetrial.parallel.mesh import describe as describe_mesh
 from timetrial.train.build import count_parameters
 
 
@@ -42,7 +43,7 @@ def bytes_per_rank(config: RunConfig, total: int, trainable: int) -> Bytes:
     )
 
 
-def describe(config: RunConfig) -> str:
+def describe(config: RunConfig, gpus_per_node: int = 8, domain: int | None = None) -> str:
     """The resolved configuration, parameter counts and bytes per rank, for people."""
     total, trainable = count_parameters(config)
     size = bytes_per_rank(config, total, trainable)
@@ -53,6 +54,7 @@ def describe(config: RunConfig) -> str:
         f"parameters          {total:,}" + (f" ({trainable:,} trainable)" if trainable != total else ""),
         f"model FLOP          {config.flops_per_step:.4g} per step, {config.flops_per_step / plan.gbs:.4g} per sample",
         f"ranks               {plan.world_size} ({mapping(config)})",
+        *(["", describe_mesh(plan, gpus_per_node, domain), ""] if plan.world_size > 1 else []),
         f"per optimizer step  {plan.gbs} samples = {plan.dp} data parallel x {plan.grad_accumulation_steps} "
         f"micro batches x {plan.mbs}",
         f"bytes per rank      {human(size.total)}: weights {human(size.weights)}, gradients {human(size.gradients)}, "

@@ -16,7 +16,6 @@ import math
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -167,7 +166,7 @@ class Trainer:
     def _step(self, micro_batches: list[Batch], loader: Loader, clock: StepClock) -> dict[str, float]:
         """Forward, backward, clip and update; the step's loss, gradient norm and learning rate."""
         config, engine = self.config, self.engine
-        torch.manual_seed(stream(config.seed, f"step/{self.progress.step}/{engine.dp_rank}"))
+        torch.manual_seed(stream(config.seed, f"step/{self.progress.step}/{engine.stream_name}"))
         counts = torch.tensor(float(sum(int((b["labels"] >= 0).sum()) for b in micro_batches)), device=engine.device)
         total_tokens = engine.reduce_sums(counts.double())
         loss_sum = engine.train_step(micro_batches, total_tokens, timer=clock)
@@ -284,13 +283,3 @@ class Trainer:
         flag = torch.tensor([float(self.stop_asked)])
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         return bool(flag.item())
-
-
-def trained_weights(config: RunConfig, engine: Engine, path: Path) -> None:
-    """Write the engine's model as pretrained weights, adapters merged."""
-    from timetrial.models import lora
-
-    model = engine.model
-    if config.lora is not None:
-        lora.merge(model)
-    config.model.save_weights(model, path)

@@ -12,9 +12,9 @@ import torch
 from timetrial.config import RunConfig
 from timetrial.data.source import Source, open_source
 from timetrial.errors import RunFailed, UserError
+from timetrial.models import lora
 from timetrial.optim import adamw
 from timetrial.parallel import parallelize
-from timetrial.parallel.engine import Engine
 from timetrial.report import html
 from timetrial.results import summary
 from timetrial.results.mllog import ResultLog
@@ -25,7 +25,8 @@ from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.display import Display
 from timetrial.train.durable import write_atomic
 from timetrial.train.environment import record
-from timetrial.train.loop import Trainer, trained_weights
+from timetrial.train.export import save_model, whole_model
+from timetrial.train.loop import Trainer
 from timetrial.train.peak import matmul_flops_per_s
 from timetrial.train.process import Process
 from timetrial.train.rundir import RunDir, create, reopen
@@ -92,10 +93,12 @@ def _train(
     result: dict[str, Any] = {"status": status}
     if process.main:
         result = _result(config, run, trainer, status, peak, command)
-    if config.lora is not None and process.main:
-        _save_adapters(config, engine, run)
-    if export is not None:
-        trained_weights(config, engine, export)
+    if config.lora is not None or export is not None:
+        model = whole_model(config, engine)
+        if model is not None and config.lora is not None:
+            lora.save_adapters(model, run.adapters)
+        if model is not None and export is not None:
+            save_model(config, model, export)
     return result
 
 
@@ -185,9 +188,3 @@ def _result(
         result["time_to_train_s"] = evaluations[-1]["elapsed_s"]
     write_atomic(run.result, json.dumps(result, indent=2) + "\n")
     return result
-
-
-def _save_adapters(config: RunConfig, engine: Engine, run: RunDir) -> None:
-    from timetrial.models import lora
-
-    lora.save_adapters(engine.model, run.adapters)
