@@ -50,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     out: Path = arguments.out
     timetrial = [sys.executable, "-m", "timetrial"]
@@ -64,7 +65,7 @@ def main() -> None:
     run = out / "run"
     subprocess.run(
         [*timetrial, "train", "llama31_8b", "--preset", "official", "--data", out / "tokens", "--out", run,
-         "--nproc", str(arguments.nproc), "--set", "data.tokenizer=bytes", *sets],
+         "--nproc", str(arguments.nproc), "--threads", str(arguments.threads), "--set", "data.tokenizer=bytes", *sets],
         check=True,
     )  # fmt: skip
     for ruleset in RULESETS:

@@ -78,7 +78,7 @@ def train(
     data: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the run; runs/... by default.")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads per rank; all cores shared out by default.", min=1)
+        int | None, typer.Option(help="CPU threads per rank; by default as many as are free.", min=1)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
@@ -94,7 +94,7 @@ def train(
     ranks = request.rank_count(nproc, plan)
     config = request.resolve(
         workload, preset, round_=round_, plan=plan, ranks=ranks, seed=seed, max_steps=max_steps, data=data,
-        sets=sets or [], resume_from=out if resume else None,
+        sets=sets or [], resume_from=out if resume else None, threads=threads,
     )  # fmt: skip
     if dry_run:
         from timetrial.train import dryrun
@@ -109,7 +109,7 @@ def train(
     from timetrial.train.run import run_and_report
 
     command = shlex.join(["timetrial", *sys.argv[1:]])
-    run_and_report(config, out, resume=resume, command=command, threads=threads)
+    run_and_report(config, out, resume=resume, command=command)
 
 
 @app.command()
@@ -174,7 +174,7 @@ def converge(
     workload: Annotated[str, typer.Argument(help="Name from `timetrial list`.")],
     batch_sizes: Annotated[str | None, typer.Option(help="Global batch sizes, such as 8,16,32.")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds 1..N for each batch size.", min=1)] = 5,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; by default as many as are free.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="CSV to write; rows that are there are not run again.")] = Path(
         "convergence.csv"
     ),

@@ -213,6 +213,8 @@ class RunConfig:
     init: Init = field(default_factory=Init)
     lora: Lora | None = None
     seed: int = 1
+    threads: int | None = None
+    """CPU threads of each rank; None to choose at the start of the run (`train/threads.py`)."""
     max_steps: int | None = None
     """Optimizer steps after which to stop, target or not."""
     checkpoint_every: int = 0

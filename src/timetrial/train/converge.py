@@ -54,11 +54,11 @@ def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path, threa
     todo = [(gbs, seed) for gbs in sizes for seed in range(1, seeds + 1) if (workload, gbs, seed) not in done]
     for number, (gbs, seed) in enumerate(todo, 1):
         print(f"{workload} batch {gbs} seed {seed} ({number} of {len(todo)})", flush=True)
-        config = replace(at_batch_size(mini, gbs), seed=seed, checkpoint_every=0)
+        config = replace(at_batch_size(mini, gbs), seed=seed, checkpoint_every=0, threads=threads)
         validate(config.plan, config, 1)
         with tempfile.TemporaryDirectory() as directory:
             run = Path(directory) / "run"
-            result = train_run(config, run, resume=False, command="converge", quiet=True, threads=threads)
+            result = train_run(config, run, resume=False, command="converge", quiet=True)
         if result["status"] == "stopped":
             raise UserError("interrupted; run the same command again to go on")
         rows.append({"workload": workload, "gbs": gbs, **{key: result[key] for key in COLUMNS if key in result}})

@@ -56,11 +56,8 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
-def start(threads: int | None = None) -> Process:
-    """Join the process group (none for a single process), choose the device, set the threads.
-
-    `threads` per process; by default the machine's cores shared out over its local ranks.
-    """
+def start() -> Process:
+    """Join the process group (none for a single process) and choose the device."""
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -70,7 +67,6 @@ def start(threads: int | None = None) -> Process:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world))
     if world > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))

@@ -37,6 +37,7 @@ def resolve(
     data: Path | None = None,
     sets: list[str] | None = None,
     resume_from: Path | None = None,
+    threads: int | None = None,
 ) -> RunConfig:
     """The configuration of a run. Raises UserError when a name, a value or the plan is wrong.
 
@@ -44,7 +45,7 @@ def resolve(
     """
     if resume_from is not None:
         config = _resumed(workload, resume_from)
-        if sets or round_ or seed is not None:
+        if sets or round_ or seed is not None or threads is not None:
             raise UserError("--resume keeps the run's configuration; only --plan, --nproc and --max-steps may be given")
     else:
         config = workloads.resolve(workload, preset, round_, _batch_size(plan, sets))
@@ -55,6 +56,8 @@ def resolve(
             config = override(config, dotted.strip(), value.strip())
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
+    if threads is not None:
+        config = dataclasses.replace(config, threads=threads)
     if max_steps is not None:
         if max_steps < 1:
             raise UserError(f"--max-steps {max_steps}: must be at least 1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from timetrial.config import RunConfig
+from timetrial.config import RunConfig, replace
 from timetrial.data.source import Source, open_source
 from timetrial.errors import RunFailed, UserError
 from timetrial.models import lora
@@ -19,6 +19,7 @@ from timetrial.report import html
 from timetrial.results import summary
 from timetrial.results.mllog import ResultLog
 from timetrial.train import process as processes
+from timetrial.train import threads
 from timetrial.train.base import initial_weights
 from timetrial.train.build import build_model
 from timetrial.train.checkpoint import Checkpointer, Restored
@@ -40,14 +41,13 @@ def train_run(
     command: str,
     export: Path | None = None,
     quiet: bool = False,
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Train `config` into the directory `out`; the content of result.json.
 
     `export` also writes the trained weights there. Runs on every rank of the job. Raises UserError
     before anything is written when the configuration cannot run, RunFailed when training breaks.
     """
-    process = processes.start(threads)
+    process = processes.start()
     try:
         return _train(config, out, resume, command, export, quiet, process)
     finally:
@@ -59,6 +59,9 @@ def _train(
     config: RunConfig, out: Path, resume: bool, command: str, export: Path | None, quiet: bool, process: Process
 ) -> dict[str, Any]:
     weights = initial_weights(config)
+    chosen = config.threads or threads.choose(process)
+    torch.set_num_threads(chosen)
+    config = replace(config, threads=chosen)
     source = open_source(config.data)
     check_fit(config, source)
     run = _directory(config, out, resume, process)
@@ -111,9 +114,9 @@ def _announce(restored: Restored | None, resume: bool, display: Display) -> None
         display.say("no checkpoint yet: starting at step 0")
 
 
-def run_and_report(config: RunConfig, out: Path, resume: bool, command: str, threads: int | None = None) -> None:
+def run_and_report(config: RunConfig, out: Path, resume: bool, command: str) -> None:
     """`train_run`, then on rank 0 the page and the table. Raises RunFailed when the target was missed."""
-    result = train_run(config, out, resume, command, threads=threads)
+    result = train_run(config, out, resume, command)
     if "workload" not in result:
         return
     run = RunDir(out)

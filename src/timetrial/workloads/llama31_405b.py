@@ -142,11 +142,11 @@ def mini() -> RunConfig:
         round="v6.0",
         model=MINI_MODEL,
         data=Data(source="sotu-since-1900", seq_len=128, tokenizer="sotu-2048"),
-        optim=Optim(base_lr=2e-3, end_lr=2e-4, warmup_steps=20, decay_steps=480),
+        optim=Optim(base_lr=3e-3, end_lr=3e-4, warmup_steps=20, decay_steps=580),
         evaluation=Evaluation(
-            metric="log perplexity", target=4.8, every_samples=320, samples=256, skip_first=2, max_samples=16 * 400
+            metric="log perplexity", target=4.55, every_samples=320, samples=256, skip_first=2, max_samples=8 * 600
         ),
-        plan=Plan(mbs=8, gbs=16, precision="fp32"),
+        plan=Plan(mbs=8, gbs=8, precision="fp32"),
         init=Init(kind="base"),
         checkpoint_every=50,
     )
