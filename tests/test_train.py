@@ -169,3 +169,19 @@ def test_a_broken_loss_stops_the_run_and_keeps_the_samples(tmp_path):
 def test_resume_refuses_another_configuration(undisturbed):
     assert timetrial("train", "llama31_8b", "--out", undisturbed, "--resume", "--seed", 3).returncode == 2
     assert timetrial("train", "llama31_405b", "--out", undisturbed, "--resume").returncode == 2
+
+
+def test_a_run_goes_on_under_other_plans(undisturbed, tmp_path):
+    """Two data parallel ranks, then tensor, then pipeline parallel, then one rank: the same curve within rounding."""
+    run = tmp_path / "run"
+    sets = tiny("model.n_kv_heads=2")
+    one = tmp_path / "one"
+    assert timetrial("train", "llama31_8b", "--out", one, "--max-steps", 20, *sets).returncode == 0
+    first = timetrial("train", "llama31_8b", "--out", run, "--nproc", 2, "--max-steps", 5, *sets)
+    assert first.returncode == 0, first.stderr
+    for steps, plan in ((10, "tp=2"), (15, "pp=2"), (20, "dp=1")):
+        done = timetrial("train", "llama31_8b", "--out", run, "--resume", "--max-steps", steps, "--plan", plan)
+        assert done.returncode == 0, done.stderr
+        assert f"resuming at step {steps - 5}" in done.stderr
+    assert [row[0] for row in curve(run)] == pytest.approx([row[0] for row in curve(one)], rel=1e-4)
+    assert [row[3] for row in curve(run)] == [row[3] for row in curve(one)]

@@ -91,7 +91,7 @@ def train(
 
     if resume and out is None:
         raise UserError("--resume needs --out, the directory of the run to go on with")
-    ranks = request.rank_count(nproc, plan)
+    ranks = request.rank_count(nproc, plan, out if resume else None)
     config = request.resolve(
         workload, preset, round_=round_, plan=plan, ranks=ranks, seed=seed, max_steps=max_steps, data=data,
         sets=sets or [], resume_from=out if resume else None, threads=threads,

@@ -19,10 +19,12 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def rank_count(nproc: int | None, plan: str | None) -> int:
-    """Ranks of the job: torchrun's word, else --nproc, else as many as the plan's degrees need."""
+def rank_count(nproc: int | None, plan: str | None, resume_from: Path | None = None) -> int:
+    """Ranks of the job: torchrun's word, else --nproc, else what the plan needs, else those of the resumed run."""
     if is_rank():
         return int(os.environ["WORLD_SIZE"])
+    if nproc is None and resume_from is not None and not _names_degree(plan):
+        return reopen(resume_from)[1].plan.world_size
     return nproc or math.prod(_setting(plan, axis) or 1 for axis in AXES)
 
 
@@ -45,6 +47,9 @@ def resolve(
     """
     if resume_from is not None:
         config = _resumed(workload, resume_from)
+        if _names_degree(plan):  # a new mapping, not an addition to the old one
+            one_rank = dataclasses.replace(config.plan, tp=1, cp=1, pp=1, vp=1, ep=1, dp=1)
+            config = dataclasses.replace(config, plan=one_rank)
         if sets or round_ or seed is not None or threads is not None:
             raise UserError("--resume keeps the run's configuration; only --plan, --nproc and --max-steps may be given")
     else:
@@ -64,9 +69,16 @@ def resolve(
         config = dataclasses.replace(config, max_steps=max_steps)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
+    before = config.plan.world_size
     config = dataclasses.replace(config, plan=_plan(plan, config, ranks))
+    if resume_from is not None and config.plan.world_size != before:
+        config = dataclasses.replace(config, threads=None)  # other ranks share the cores out anew
     validate(config.plan, config, ranks)
     return config
+
+
+def _names_degree(plan: str | None) -> bool:
+    return any(_setting(plan, axis) is not None for axis in AXES)
 
 
 def _setting(plan: str | None, name: str) -> int | None:

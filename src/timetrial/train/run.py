@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from timetrial.config import RunConfig, replace
+from timetrial.config import RunConfig, dumps, replace
 from timetrial.data.source import Source, open_source
 from timetrial.errors import RunFailed, UserError
 from timetrial.models import lora
@@ -155,7 +155,11 @@ def check_fit(config: RunConfig, source: Source) -> None:
 def _directory(config: RunConfig, out: Path, resume: bool, process: Process) -> RunDir:
     """The run's directory, made by rank 0; all ranks wait for it."""
     if process.main:
-        run = reopen(out)[0] if resume else create(out, config)
+        if resume:
+            run = reopen(out)[0]
+            write_atomic(run.config, dumps(config))  # its plan may be another now
+        else:
+            run = create(out, config)
     if process.world_size > 1:
         torch.distributed.barrier()
     return run if process.main else RunDir(out)
