@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from timetrial.config import RunConfig, dumps
+from timetrial import __version__
+from timetrial.config import RunConfig, dumps, replace
 from timetrial.errors import RunFailed, UserError
 from timetrial.train.process import LAUNCHER_VARIABLES, launched_by_torchrun
 from timetrial.workloads.workload import find
@@ -32,12 +33,12 @@ def base_config(config: RunConfig) -> RunConfig:
     workload = find(config.init.base or config.workload)
     if workload.mini_base is None:
         raise UserError(f"init.base: {workload.name} defines no base; use init.kind=hf with init.path")
-    return workload.mini_base()
+    return replace(workload.mini_base(), threads=1)  # the same base however busy the machine is
 
 
 def base_path(config: RunConfig) -> Path:
     """Where the base of `config` lies, made or not."""
-    key = hashlib.sha256(dumps(base_config(config)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{__version__}\n{dumps(base_config(config))}".encode()).hexdigest()[:16]
     return cache_dir() / "bases" / f"{config.workload}-{key}"
 
 

@@ -131,7 +131,7 @@ PROVENANCE = {
 }
 
 
-MINI_MODEL = LlamaConfig(vocab_size=2048, dim=128, n_layers=6, n_heads=8, n_kv_heads=1, ffn_dim=416)
+MINI_MODEL = LlamaConfig(vocab_size=2048, dim=128, n_layers=6, n_heads=8, n_kv_heads=2, ffn_dim=416)
 
 
 def mini() -> RunConfig:
