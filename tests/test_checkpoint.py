@@ -21,7 +21,7 @@ from checkpoint_worker import flat, load_mode, make, save_mode, train
 from timetrial.errors import RunFailed, UserError
 from timetrial.train import checkpoint as checkpoint_module
 from timetrial.train import manifest as manifests
-from timetrial.train.checkpoint import Checkpointer, newest_extra
+from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.state import load_model_state, model_state
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
@@ -60,6 +60,16 @@ def restore(directory: Path) -> tuple[int, list[str], Tensor]:
     assert restored is not None
     assert restored.extra == {"samples": restored.step * 8}
     return restored.step, restored.skipped, state["model"]["w"]
+
+
+def read(directory: Path) -> Restored:
+    """What a reader finds; it leaves no trace."""
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    with Checkpointer(directory, read_only=True) as checkpoints:
+        restored = checkpoints.restore_newest({"model": {"w": torch.zeros(1000)}})
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    assert restored is not None
+    return restored
 
 
 # ---- training goes on exactly --------------------------------------------------------------------
@@ -407,7 +417,7 @@ DAMAGES = [
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, damage: Any) -> None:
     filled(tmp_path)
     what = damage(tmp_path / "step-00000003")
-    assert newest_extra(tmp_path) == {"samples": 16}
+    assert read(tmp_path).extra == {"samples": 16}
     step, skipped, w = restore(tmp_path)
     assert step == 2
     assert torch.equal(w, torch.full((1000,), 2.0))
@@ -448,14 +458,17 @@ def test_none_intact_stops_and_touches_nothing(tmp_path: Path) -> None:
             pytest.raises(RunFailed, match=r"no checkpoint is intact.*step-00000002.*step-00000001"),
         ):
             checkpoints.restore_newest({"model": {"w": torch.zeros(1000)}})
-    assert newest_extra(tmp_path) is None
+    with pytest.raises(RunFailed, match=r"no checkpoint is intact: .*step-00000002.*step-00000001"):
+        read(tmp_path)
 
 
 def test_an_empty_directory_has_nothing_to_restore(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "new") as checkpoints:
         assert checkpoints.restore_newest({"w": torch.zeros(1)}) is None
         assert checkpoints.newest is None
-    assert newest_extra(tmp_path / "nowhere") is None
+    with Checkpointer(tmp_path / "nowhere", read_only=True) as checkpoints:
+        assert checkpoints.restore_newest({"w": torch.zeros(1)}) is None
+    assert not (tmp_path / "nowhere").exists()
 
 
 # ---- what does not fit ---------------------------------------------------------------------------
@@ -507,7 +520,7 @@ def test_the_same_step_is_written_once_and_steps_do_not_go_back(tmp_path: Path) 
         checkpoints.save(4, {"w": torch.zeros(1)}, {"first": False})
         with pytest.raises(ValueError, match="step 3 after that of step 4"):
             checkpoints.save(3, {"w": torch.zeros(1)})
-    assert newest_extra(tmp_path) == {"first": True}
+    assert manifests.read(tmp_path / "step-00000004").extra == {"first": True}
 
 
 def test_state_that_cannot_be_stored_is_refused_at_once(tmp_path: Path) -> None:
@@ -665,6 +678,59 @@ def test_two_runs_cannot_share_a_directory(tmp_path: Path) -> None:
         done = subprocess.run(other, capture_output=True, text=True)
         assert f"another run (process {os.getpid()}) is using it" in done.stderr
     assert subprocess.run(other, capture_output=True).returncode == 0
+
+
+# ---- reading beside a run ------------------------------------------------------------------------
+
+
+def test_a_reader_leaves_the_lock_the_unfinished_and_the_damaged(tmp_path: Path) -> None:
+    filled(tmp_path)
+    what = flip(tmp_path / "step-00000003")
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / ".step-00000004.tmp")
+    program = (
+        "import sys, pathlib, timetrial.train.durable as d; lock = d.DirectoryLock(pathlib.Path(sys.argv[1])); "
+        "print('locked', flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stdout.readline() == "locked\n"
+        found = read(tmp_path)
+        run.stdin.write("\n")
+    assert run.returncode == 0
+    assert (found.step, found.extra) == (2, {"samples": 16})
+    assert [message.partition(": ")[2] for message in found.skipped] == [f"{what} than when it was written; using "
+                                                                         "step-00000002"]  # fmt: skip
+    assert (tmp_path / ".step-00000004.tmp" / manifests.NAME).exists()
+    with Checkpointer(tmp_path, read_only=True) as checkpoints, pytest.raises(ValueError, match="to be read"):
+        checkpoints.save(5, {"w": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("moment", ["verified", "load"])
+def test_a_reader_that_the_run_overtakes_takes_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What it was reading is removed meanwhile: before it was checked, or after."""
+    filled(tmp_path, (1,))
+    real, calls = getattr(Checkpointer, f"_{moment}"), []
+
+    def slow(self: Checkpointer, *arguments: Any) -> Any:
+        calls.append(arguments[0].name)
+        if len(calls) == 1:
+            shutil.copytree(tmp_path / "step-00000001", tmp_path / "later")
+            shutil.rmtree(tmp_path / "step-00000001")
+            (tmp_path / "later").rename(tmp_path / "step-00000002")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Checkpointer, f"_{moment}", slow)
+    state = {"model": {"w": torch.zeros(1000)}}
+    with Checkpointer(tmp_path, read_only=True) as checkpoints:
+        restored = checkpoints.restore_newest(state)
+    assert restored is not None
+    assert restored.path.name == "step-00000002"
+    assert calls == ["step-00000001", "step-00000002"]
+    assert torch.equal(state["model"]["w"], torch.full((1000,), 1.0))
 
 
 # ---- files ---------------------------------------------------------------------------------------

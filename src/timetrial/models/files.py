@@ -1,7 +1,7 @@
 """Directories of weights that appear whole or not at all.
 
 They are filled beside their place, flushed to the disk and renamed; what a killed process leaves has a
-name that nothing reads.
+name that nothing reads. Files get the mode 0644 less the user's umask, like the rest of a run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from timetrial.errors import RunFailed, UserError
 
@@ -39,6 +41,20 @@ def new_directory(directory: Path) -> Iterator[Path]:
         raise cannot_write(directory, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, `path` being new."""
+    path.touch(0o644)
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors puts a file of its own there, which only its owner can read
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, `path` being new."""
+    path.touch(0o644)
+    path.write_text(text, encoding="utf-8")
 
 
 def cannot_write(directory: Path, error: OSError | SafetensorError) -> UserError | RunFailed:

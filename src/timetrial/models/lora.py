@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from timetrial.config import Lora
 from timetrial.errors import UserError
-from timetrial.models.files import cannot_write, flush
+from timetrial.models.files import cannot_write, flush, write_tensors, write_text
 from timetrial.models.llama.hf import whole
 from timetrial.models.llama.hf_config import read_json
 from timetrial.models.llama.hf_names import hf_name, plain_name
@@ -211,10 +211,10 @@ def save_adapters(model: nn.Module, directory: Path | str, state: Mapping[str, T
     partial = directory / f".adapters.partial-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={"format": "pt"})
+        write_tensors(partial, tensors)
         flush(partial)
         partial.replace(directory / WEIGHTS)
-        partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_text(partial, json.dumps(settings, indent=2) + "\n")
         flush(partial)
         partial.replace(directory / SETTINGS)
         flush(directory)

@@ -67,14 +67,16 @@ class Checkpointer:
 
     directory: where they lie, such as RUN/checkpoints. Leftovers of a killed run are removed there.
     keep: newest checkpoints to keep, at least 1. The disk must hold one more while one is written.
+    read_only: change nothing there and take no lock, so that the run may go on meanwhile; `save` is an error.
     Raises UserError when the directory cannot be written or another process is using it.
     """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(self, directory: Path, keep: int = 2, read_only: bool = False) -> None:
         if keep < 1:
             raise UserError(f"keep_checkpoints={keep}: at least one checkpoint must be kept")
         self.directory = Path(directory)
         self.keep = keep
+        self.read_only = read_only
         self._ranks = Ranks()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -87,10 +89,11 @@ class Checkpointer:
         self._unclaimed = self._newest is not None  # written by an earlier run, and not restored
 
     def _open(self) -> int | None:
-        writable_directory(self.directory)
-        self._lock = DirectoryLock(self.directory)
-        for leftover in self.directory.glob(".step-*.tmp"):
-            _remove(leftover)
+        if not self.read_only:
+            writable_directory(self.directory)
+            self._lock = DirectoryLock(self.directory)
+            for leftover in self.directory.glob(".step-*.tmp"):
+                _remove(leftover)
         return max(_steps(self.directory), default=None)
 
     @property
@@ -112,6 +115,8 @@ class Checkpointer:
         Raises RunFailed when writing the one before failed, UserError when the directory holds
         checkpoints of an earlier run that `restore_newest` was not asked for.
         """
+        if self.read_only:
+            raise ValueError(f"{self.directory} was opened to be read")
         self.wait()
         if self._unclaimed:
             raise UserError(
@@ -239,15 +244,26 @@ class Checkpointer:
 
         Every file is checked against its sha256 first. When the newest is damaged, the one before it
         is used, and so on; `Restored.skipped` says what was wrong with which file. Damaged ones are
-        renamed to `damaged-step-...`, so that they neither count as kept nor stand in the way.
+        renamed to `damaged-step-...`, so that they neither count as kept nor stand in the way; a reader
+        (`read_only`) leaves them, and when the run removes what it reads, it takes a newer one.
         Tensors keep their memory; values that are no tensors are put in their place in `state`.
 
         Raises RunFailed when there are checkpoints but none is intact, UserError when the intact one
         does not fit `state`.
         """
         self.wait()
+        while True:
+            steps = self._ranks.first(lambda: sorted(_steps(self.directory), reverse=True))
+            try:
+                return self._restore_one_of(steps, state)
+            except (RunFailed, UserError):
+                if not self._ranks.first(partial(self._overtaken, steps)):
+                    raise
+
+    def _restore_one_of(self, steps: list[int], state: dict[str, Any]) -> Restored | None:
+        """`restore_newest` of these steps, newest first. Raises RunFailed when none is intact."""
         damage: dict[int, str] = {}
-        for step in self._ranks.first(lambda: sorted(_steps(self.directory), reverse=True)):
+        for step in steps:
             path = _path(self.directory, step)
             try:
                 manifest = self._verified(path)
@@ -255,17 +271,19 @@ class Checkpointer:
                 damage[step] = f"checkpoint {path.name} is damaged: {found}"
                 continue
             self._load(path, manifest, state)
-            aside = self._ranks.first(partial(self._set_aside, list(damage)))
-            skipped = [
-                f"{what}; kept as {new}, using {path.name}" for what, new in zip(damage.values(), aside, strict=True)
-            ]
+            names = [] if self.read_only else self._ranks.first(partial(self._set_aside, list(damage)))
+            kept = [f"kept as {name}, " for name in names] or [""] * len(damage)
+            skipped = [f"{what}; {how}using {path.name}" for what, how in zip(damage.values(), kept, strict=True)]
             self._newest, self._unclaimed = step, False
             return Restored(step, dict(manifest.extra), path, skipped)
         if damage:
-            raise RunFailed(
-                f"{self.directory}: no checkpoint is intact, start anew in another --out: {'; '.join(damage.values())}"
-            )
+            advice = "" if self.read_only else ", start anew in another --out"
+            raise RunFailed(f"{self.directory}: no checkpoint is intact{advice}: {'; '.join(damage.values())}")
         return None
+
+    def _overtaken(self, steps: list[int]) -> bool:
+        """Whether the run that a reader reads from has removed one of `steps`, so that there are newer ones."""
+        return self.read_only and not set(steps) <= set(_steps(self.directory))
 
     def _verified(self, path: Path) -> Manifest:
         """The manifest, when all ranks together find every file as it says. Raises Damaged on all ranks."""
@@ -327,22 +345,6 @@ class Checkpointer:
         except CheckpointException as error:
             raise RunFailed(f"checkpoint {path} could not be read: {one_line(error)}") from error
         statetree.put_values(state, manifest.values)
-
-
-def newest_extra(directory: Path) -> dict[str, Any] | None:
-    """The `extra` of the checkpoint that `restore_newest` would read; None when there is no intact one.
-
-    For what must be opened before the model is there. Changes nothing; reads and checks every file.
-    """
-    for step in sorted(_steps(directory), reverse=True):
-        path = _path(directory, step)
-        try:
-            manifest = manifests.read(path)
-        except Damaged:
-            continue
-        if not manifests.problems(path, manifest.files.items()):
-            return dict(manifest.extra)
-    return None
 
 
 def _path(directory: Path, step: int) -> Path:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from torch import nn
 
-from timetrial.config import Plan, RunConfig, replace
+from timetrial.config import RunConfig
 from timetrial.errors import UserError
 from timetrial.models import lora
-from timetrial.optim import adamw
-from timetrial.parallel import parallelize
 from timetrial.parallel.engine import Engine
 from timetrial.train.base import initial_weights
 from timetrial.train.build import build_model, empty_model
 from timetrial.train.checkpoint import Checkpointer
-from timetrial.train.rundir import reopen
-from timetrial.train.state import load_state
+from timetrial.train.rundir import RunDir, reopen
+from timetrial.train.state import load_model_state, model_state
 
 
 def whole_model(config: RunConfig, engine: Engine) -> nn.Module | None:
@@ -44,18 +43,24 @@ def save_model(config: RunConfig, model: nn.Module, out: Path) -> None:
 def export_run(path: Path, out: Path) -> str:
     """Write the weights of the run in `path` to the directory `out`, adapters merged; what was done.
 
-    Needs the whole model in this machine's memory. Raises UserError when there is no checkpoint or
-    `out` is not empty.
+    The run may be going on: its directory is only read. Needs the whole model in this machine's memory.
+    Raises UserError when there is no run, or no checkpoint in it, or `out` is not empty.
     """
+    if not RunDir(path).config.exists():
+        raise UserError(f"{path}: holds no run (no config.json); give the directory of one, such as runs/NAME")
     run, config = reopen(path)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is not an empty directory; choose another")
-    config = replace(config, plan=replace(Plan(), mbs=1, gbs=1, precision="fp32"))
-    engine = parallelize.build(config, lambda: build_model(config, initial_weights(config)), "cpu")
-    optimizer = adamw.build(engine.parameters_named(), config.optim)
-    with Checkpointer(run.checkpoints, keep=config.keep_checkpoints) as checkpoints:
-        restored = load_state(checkpoints, engine, optimizer, trainable_only=config.lora is not None)
-    if restored is None:
-        raise UserError(f"{run.checkpoints}: holds no checkpoint; train with --set checkpoint_every=N")
-    save_model(config, engine.model, out)
+    with Checkpointer(run.checkpoints, read_only=True) as checkpoints:
+        if checkpoints.newest is None:
+            raise UserError(f"{run.checkpoints}: holds no checkpoint yet; train with --set checkpoint_every=N")
+        adapters_only = config.lora is not None  # then the checkpoint lacks what they stand on
+        model = build_model(config, initial_weights(config) if adapters_only else None)
+        state = model_state(model, trainable_only=adapters_only)
+        restored = checkpoints.restore_newest(state)
+    assert restored is not None
+    load_model_state(model, None, state, trainable_only=adapters_only)
+    for message in restored.skipped:
+        print(f"warning: {message}", file=sys.stderr)
+    save_model(config, model, out)
     return f"{out}: weights of step {restored.step:,} as Hugging Face safetensors"

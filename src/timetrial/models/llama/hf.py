@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from timetrial.errors import UserError
-from timetrial.models.files import new_directory
+from timetrial.models.files import new_directory, write_tensors, write_text
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.models.llama.hf_config import FILE as CONFIG
 from timetrial.models.llama.hf_config import read_config, read_json, to_hf
@@ -266,7 +265,7 @@ def write(
             file = WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
             weight_map |= dict.fromkeys(map(hf_name, shard), file)
             tensors = {hf_name(name): fetch(name).detach().to("cpu", dtype).contiguous() for name in shard}
-            save_file(tensors, temporary / file, metadata={"format": "pt"})
+            write_tensors(temporary / file, tensors)
             del tensors  # before the next shard is gathered
         if len(shards) > 1:
             total = {"total_parameters": config.n_params(), "total_size": config.n_params() * size}
@@ -281,7 +280,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
 def _config(model: nn.Module) -> LlamaConfig:
