@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from timetrial.errors import UserError
 from timetrial.models.layers.config import RopeScaling
 
 if TYPE_CHECKING:
     from torch import nn
+
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,25 @@ class LlamaConfig:
     @property
     def head_dim(self) -> int:
         return self.dim // self.n_heads
+
+    def check(self) -> None:
+        """Raise UserError, naming the field, unless a model of this shape can be made."""
+        for name in ("vocab_size", "dim", "n_heads", "n_kv_heads", "ffn_dim"):
+            _require(0 < getattr(self, name) < 2**31, f"{name}={getattr(self, name)}", "from 1 to 2,147,483,647")
+        _require(0 <= self.n_layers < MAX_LAYERS, f"n_layers={self.n_layers}", f"from 0 to {MAX_LAYERS - 1:,}")
+        _require(self.dim % self.n_heads == 0, f"dim={self.dim}", f"a multiple of model.n_heads={self.n_heads}")
+        even = f"an even multiple of model.n_heads={self.n_heads}, for rotary positions turn pairs"
+        _require(self.head_dim % 2 == 0, f"dim={self.dim}", even)
+        shared = f"a multiple of model.n_kv_heads={self.n_kv_heads}"
+        _require(self.n_heads % self.n_kv_heads == 0, f"n_heads={self.n_heads}", shared)
+        for name in ("rope_theta", "norm_eps", "init_std"):
+            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)}", "above 0")
+        if (rope := self.rope_scaling) is not None:
+            for name in ("factor", "low_freq_factor", "original_max_len"):
+                _require(getattr(rope, name) > 0, f"rope_scaling.{name}={getattr(rope, name)}", "above 0")
+            above = f"above model.rope_scaling.low_freq_factor={rope.low_freq_factor}"
+            high = rope.high_freq_factor
+            _require(high > rope.low_freq_factor, f"rope_scaling.high_freq_factor={high}", above)
 
     def linears(self) -> dict[str, tuple[int, int]]:
         """Every linear layer by its name in the model: [outputs, inputs] of its weight."""
@@ -78,14 +100,19 @@ class LlamaConfig:
 
         return Llama(self)
 
-    def load_weights(self, model: nn.Module, path: Path) -> None:
+    def load_weights(self, model: nn.Module, path: Path, resize_vocab: bool = False) -> None:
         """Fill the model from a directory of Hugging Face safetensors."""
         from timetrial.models.llama import hf
 
-        hf.load(model, path)
+        hf.load(model, path, resize_vocab=resize_vocab)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         """Write the model as a directory of Hugging Face safetensors."""
         from timetrial.models.llama import hf
 
         hf.save(model, path)
+
+
+def _require(good: bool, field: str, allowed: str) -> None:
+    if not good:
+        raise UserError(f"model.{field}: must be {allowed}")
