@@ -16,7 +16,7 @@ SHARED = ROOT.parent / "shared"
 
 # a small model on few tokens: a step takes milliseconds
 TINY = (
-    "model.dim=32", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64",
+    "model.dim=32", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=2", "model.ffn_dim=64",
     "data.seq_len=32", "plan.gbs=4", "plan.mbs=4", "evaluation.every_samples=40", "evaluation.samples=8",
     "checkpoint_every=5",
 )  # fmt: skip

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from conftest import timetrial, tiny
+from timetrial.train.request import rank_count, resolve
 
 
 def test_list_names_every_workload_and_its_targets():
@@ -59,6 +60,9 @@ def test_list_json_resolves_both_presets():
         (("train", "llama31_8b", "--set", "data.seq_len=100000"), "held-out"),
         (("train", "llama31_8b", "--set", "model.vocab_size=64"), "model.vocab_size"),
         (("train", "llama31_8b", "--preset", "official"), "data"),
+        (("train", "llama31_8b", "--set", "preset=official"), "--preset"),
+        (("train", "llama31_8b", "--round", "v5.1"), "leave it out"),
+        (("train", "llama31_8b", "--data", "nowhere"), "leave --data out"),
         (("report", "nowhere"), "nowhere"),
         (("export", "nowhere", "--out", "there"), "no run"),
     ],
@@ -95,6 +99,13 @@ def test_dry_run_prints_and_starts_nothing(tmp_path):
     assert "TP8 x CP2 x PP8 (VP8) x DP4" in done.stdout
     assert "bytes per rank" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plan", ["tp=2,pp=2", "cp=2", "dp=4"])
+@pytest.mark.parametrize("workload", ["llama31_8b", "llama31_405b", "llama2_70b_lora"])
+def test_every_mini_can_be_laid_out(workload, plan):
+    config = resolve(workload, "mini", plan=plan, ranks=rank_count(None, plan))
+    assert config.plan.world_size in (2, 4)
 
 
 def test_dry_run_counts_exact_parameters():

@@ -166,15 +166,77 @@ def test_a_broken_loss_stops_the_run_and_keeps_the_samples(tmp_path):
     assert len(curve(run)) == record["step"] - 1
 
 
-def test_resume_refuses_another_configuration(undisturbed):
-    assert timetrial("train", "llama31_8b", "--out", undisturbed, "--resume", "--seed", 3).returncode == 2
-    assert timetrial("train", "llama31_405b", "--out", undisturbed, "--resume").returncode == 2
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("llama31_8b", "--seed", 3), "configuration"),
+        (("llama31_8b", "--plan", "gbs=8"), "gbs"),
+        (("llama31_8b", "--plan", "precision=bf16"), "precision"),
+        (("llama31_8b", "--max-steps", 40), "higher --max-steps"),
+        (("llama31_8b", "--data", "elsewhere"), "--data"),
+        (("llama31_405b",), "llama31_8b"),
+    ],
+)
+def test_a_refused_resume_changes_nothing(undisturbed, words, says):
+    before = {p: p.read_bytes() for p in undisturbed.iterdir() if p.is_file()}
+    done = timetrial("train", *words, "--out", undisturbed, "--resume")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert {p: p.read_bytes() for p in undisturbed.iterdir() if p.is_file()} == before
+
+
+def test_a_finished_run_is_over(tmp_path):
+    run = tmp_path / "run"
+    done = timetrial("train", "llama31_8b", "--out", run, *tiny("evaluation.target=9"))
+    assert done.returncode == 0, done.stderr
+    assert "target reached" in done.stdout
+    assert json.loads((run / "result.json").read_text())["status"] == "success"
+    log = (run / "result_0.txt").read_bytes()
+    again = timetrial("train", "llama31_8b", "--out", run, "--resume")
+    assert again.returncode == 2
+    assert "reached its target" in again.stderr
+    assert (run / "result_0.txt").read_bytes() == log
+
+
+@pytest.mark.parametrize(
+    "wrong", ["optim.name=sgd", "optim.schedule=linear", "keep_checkpoints=0", "init.kind=base", "optim.base_lr=-1"]
+)
+def test_a_run_that_cannot_start_leaves_nothing(tmp_path, wrong):
+    run = tmp_path / "run"
+    done = timetrial("train", "llama31_8b", "--out", run, *tiny(wrong))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not run.exists()
+
+
+def test_sigterm_reaches_every_rank(tmp_path):
+    run = tmp_path / "run"
+    process = start("llama31_8b", "--nproc", 2, "--out", run, "--max-steps", 5000, *tiny())
+    wait_for_step(run, 8, process)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "stopped before the target" in stdout
+    assert (run / "checkpoints" / f"step-{len(curve(run)):08d}" / "manifest.json").exists()
+
+
+def test_a_killed_rank_ends_the_job_in_one_line(tmp_path):
+    run = tmp_path / "run"
+    process = start("llama31_8b", "--nproc", 2, "--out", run, "--max-steps", 5000, *tiny())
+    wait_for_step(run, 8, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Traceback" not in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("error:")][0].count("rank") >= 1
+    assert timetrial("train", "llama31_8b", "--out", run, "--resume", "--max-steps", 60).returncode == 0
 
 
 def test_a_run_goes_on_under_other_plans(undisturbed, tmp_path):
     """Two data parallel ranks, then tensor, then pipeline parallel, then one rank: the same curve within rounding."""
     run = tmp_path / "run"
-    sets = tiny("model.n_kv_heads=2")
+    sets = tiny()
     one = tmp_path / "one"
     assert timetrial("train", "llama31_8b", "--out", one, "--max-steps", 20, *sets).returncode == 0
     first = timetrial("train", "llama31_8b", "--out", run, "--nproc", 2, "--max-steps", 5, *sets)

@@ -88,6 +88,7 @@ def train(
 ) -> None:
     """Train a workload to its target."""
     from timetrial.train import request
+    from timetrial.train.launch import launched
 
     if resume and out is None:
         raise UserError("--resume needs --out, the directory of the run to go on with")
@@ -104,7 +105,7 @@ def train(
     from timetrial.train.rundir import default_path
 
     out = out or default_path(config)
-    if ranks > 1 and not request.is_rank():
+    if ranks > 1 and not launched():
         raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out))
     from timetrial.train.run import run_and_report
 

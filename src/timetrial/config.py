@@ -91,7 +91,9 @@ class Init:
     path: str | None = None
     """Directory of the checkpoint, for kind=hf."""
     base: str | None = None
-    """`workload:preset` whose finished model is the start, for kind=base."""
+    """Workload whose mini base is the start, for kind=base; the run's own where None."""
+    resize_vocab: bool = False
+    """Take the first rows of embedding and head where the checkpoint's vocabulary is larger."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class ModelConfig(Protocol):
         """The model, an `nn.Module` with `init_weights(seed)`, on torch's default device."""
         ...
 
-    def load_weights(self, model: Any, path: Path) -> None:
+    def load_weights(self, model: Any, path: Path, resize_vocab: bool = False) -> None:
         """Fill the model from pretrained weights in the format of its field."""
         ...
 

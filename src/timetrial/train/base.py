@@ -19,7 +19,7 @@ import torch
 from timetrial import __version__
 from timetrial.config import RunConfig, dumps, replace
 from timetrial.errors import RunFailed, UserError
-from timetrial.train.process import LAUNCHER_VARIABLES, launched_by_torchrun
+from timetrial.train.launch import LAUNCHER_VARIABLES, launched
 from timetrial.workloads.workload import find
 
 
@@ -54,7 +54,7 @@ def make_base(config: RunConfig) -> Path:
     Ranks of a job leave that to a process of its own, one a node, and wait for it.
     """
     done = find_base(config)
-    if done is None and launched_by_torchrun() and torch.distributed.is_initialized():
+    if done is None and launched() and torch.distributed.is_initialized():
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _make_in_own_process(config)
         torch.distributed.barrier()
@@ -74,6 +74,7 @@ def _make_here(config: RunConfig) -> Path:
     from timetrial.train.run import train_run
 
     path = base_path(config)
+    print(f"{config.workload}: pretraining its base first; it is kept in {path}", file=sys.stderr)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         command = f"base of {config.workload}"
@@ -92,17 +93,23 @@ def _make_here(config: RunConfig) -> Path:
     return path / "weights"
 
 
-def initial_weights(config: RunConfig) -> Path | None:
-    """The directory of the weights that the run starts from, or None for random ones."""
+def check_init(config: RunConfig) -> None:
+    """Refuse a start that cannot be, before anything is trained or written."""
     init = config.init
-    if init.kind == "random":
-        return None
-    if init.kind == "base":
-        return make_base(config)
+    if init.kind == "base" and base_config(config).model != config.model:
+        raise UserError(f"init.kind=base: the base of {config.workload} has another shape; use init.kind=random or hf")
     if init.kind == "hf":
         if init.path is None:
             raise UserError("init.kind=hf: give a directory of Hugging Face safetensors with --set init.path=DIR")
         if not Path(init.path).is_dir():
             raise UserError(f"init.path={init.path}: no such directory; it must hold Hugging Face safetensors")
-        return Path(init.path)
-    raise UserError(f"init.kind={init.kind}: unknown; use random, base or hf")
+    if init.kind not in ("random", "base", "hf"):
+        raise UserError(f"init.kind={init.kind}: unknown; use random, base or hf")
+
+
+def initial_weights(config: RunConfig) -> Path | None:
+    """The directory of the weights that the run starts from, or None for random ones; makes a base if need be."""
+    check_init(config)
+    if config.init.kind == "base":
+        return make_base(config)
+    return Path(config.init.path) if config.init.path is not None and config.init.kind == "hf" else None

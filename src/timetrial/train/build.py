@@ -31,7 +31,7 @@ def build_model(config: RunConfig, weights: Path | None, device: str | torch.dev
     if weights is None:
         cast(Any, model).init_weights(config.seed)
     else:
-        config.model.load_weights(model, weights)
+        config.model.load_weights(model, weights, resize_vocab=config.init.resize_vocab)
     if config.lora is not None:
         lora.apply(model, config.lora, seed=config.seed)
     return model

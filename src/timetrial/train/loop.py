@@ -50,6 +50,8 @@ class Progress:
     """The last evaluation's quality."""
     started_ms: int = 0
     """When the clock started, milliseconds since 1970."""
+    elapsed_s: float = 0.0
+    """Seconds of running since then; a pause between stop and resume does not count."""
     resumed: int = 0
     """How often the run was taken up again."""
 
@@ -96,6 +98,7 @@ class Trainer:
         self.progress.resumed += restored is not None
         self.files = Files(run, restored) if process.main else None
         self.stop_asked = False
+        self._began = time.monotonic() - self.progress.elapsed_s
 
     @property
     def reached(self) -> bool:
@@ -109,6 +112,7 @@ class Trainer:
             self.log.init_stop()
             self.log.run_start()
             progress.started_ms = int(time.time() * 1000)
+            self._began = time.monotonic()
             self.log.block_start(0)
         loader = Loader(
             self.source.train,
@@ -140,7 +144,7 @@ class Trainer:
             clock.start()
             if config.checkpoint_every and progress.step and progress.step % config.checkpoint_every == 0:
                 with clock.phase("checkpoint"):
-                    self._save()
+                    self._save(self._offsets())
             micro_batches = next(loader)
             clock.add("data", loader.wait_s)
             row = self._step(micro_batches, loader, clock)
@@ -208,7 +212,7 @@ class Trainer:
             )
         self.display.evaluation(progress.samples, value, self.reached, seconds)
         if not math.isfinite(value):
-            raise RunFailed(f"step {progress.step}: evaluation gave {value}; lower optim.base_lr or resume from before")
+            raise RunFailed(f"step {progress.step}: evaluation gave {value}; start again with a lower optim.base_lr")
         if not self.reached:
             self.log.block_start(progress.samples)
 
@@ -238,13 +242,16 @@ class Trainer:
             )
 
     def _elapsed_s(self) -> float:
-        return time.time() - self.progress.started_ms / 1000.0
+        return time.monotonic() - self._began
 
-    def _save(self) -> None:
+    def _offsets(self) -> dict[str, int]:
+        """How long the run's files are now, made durable; a resumed run cuts them back to this."""
+        return {**self.files.sync(), "log": self.log.offset()} if self.files else {}
+
+    def _save(self, offsets: dict[str, int]) -> None:
         """Start a checkpoint of this very state; it is written while training goes on."""
-        extra: dict[str, Any] = {"progress": dict(vars(self.progress))}
-        if self.files:
-            extra["offsets"] = {**self.files.sync(), "log": self.log.offset()}
+        self.progress.elapsed_s = self._elapsed_s()
+        extra: dict[str, Any] = {"progress": dict(vars(self.progress)), "offsets": offsets}
         state = run_state(self.engine, self.optimizer, trainable_only=self.config.lora is not None)
         self.checkpoints.save(self.progress.step, state, extra)
 
@@ -257,19 +264,20 @@ class Trainer:
         write_atomic(path, json.dumps(record, indent=2) + "\n")
         raise RunFailed(
             f"step {step}: loss {loss}, gradient norm {norm}; the sample indices are in {path}; "
-            "lower optim.base_lr, or --resume from the last checkpoint with another seed"
+            "start again with a lower optim.base_lr or another seed"
         )
 
     def _finish(self, status: str) -> None:
-        """Keep the last state, and close the log of a run that is over."""
-        if self.config.checkpoint_every or status == "stopped":
-            self._save()
-            self.checkpoints.wait()
+        """Stop the clock of a run that is over, then keep its last state."""
+        offsets = self._offsets()  # before run_stop, so that a resumed run can take it back
         over = status != "stopped" or self.progress.step == self.config.max_steps
         if over:
             if not self.reached:
                 self.log.block_stop(self.progress.samples)
             self.log.run_stop(self.progress.samples, status)
+        if self.config.checkpoint_every or status == "stopped":
+            self._save(offsets)
+            self.checkpoints.wait()
 
     # ---- being asked to stop ---------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 COLLECTIVE_TIMEOUT_S = 600
 """How long a collective may wait for a missing rank before the job ends."""
 
@@ -33,11 +32,6 @@ class Process:
     def main(self) -> bool:
         """Whether this process writes the run's files."""
         return self.rank == 0
-
-
-def launched_by_torchrun() -> bool:
-    """Whether a launcher has given this process a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -71,6 +65,12 @@ def start() -> Process:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
     return Process(rank, world, local, local_world, device)
+
+
+def lost_peer(error: RuntimeError) -> bool:
+    """Whether `error` is how gloo or NCCL says that another rank is gone."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "Socket")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in (*signs, "NCCL", "gloo"))
 
 
 def stop() -> None:

@@ -10,18 +10,16 @@ from pathlib import Path
 from timetrial.config import AXES, Plan, RunConfig, override, parse
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
+from timetrial.train.launch import launched
 from timetrial.train.rundir import reopen
 from timetrial.workloads import workload as workloads
 
-
-def is_rank() -> bool:
-    """Whether torchrun started this process as a rank of a job."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+IDENTITY = ("workload", "preset", "round")
 
 
 def rank_count(nproc: int | None, plan: str | None, resume_from: Path | None = None) -> int:
     """Ranks of the job: torchrun's word, else --nproc, else what the plan needs, else those of the resumed run."""
-    if is_rank():
+    if launched():
         return int(os.environ["WORLD_SIZE"])
     if nproc is None and resume_from is not None and not _names_degree(plan):
         return reopen(resume_from)[1].plan.world_size
@@ -58,6 +56,8 @@ def resolve(
             dotted, equals, value = text.partition("=")
             if not equals:
                 raise UserError(f"--set {text}: write key=value, for example optim.base_lr=3e-4")
+            if dotted.strip() in IDENTITY:
+                raise UserError(f"--set {dotted.strip()}: is what the run is; give the workload, --preset or --round")
             config = override(config, dotted.strip(), value.strip())
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
@@ -67,11 +67,17 @@ def resolve(
         if max_steps < 1:
             raise UserError(f"--max-steps {max_steps}: must be at least 1")
         config = dataclasses.replace(config, max_steps=max_steps)
+    if data is not None and resume_from is not None:
+        raise UserError("--resume keeps the run's data; leave --data out")
+    if data is not None and preset == "mini":
+        raise UserError(f"--data {data}: the mini preset reads the data that is bundled; leave --data out")
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
-    before = config.plan.world_size
+    old_plan = config.plan
     config = dataclasses.replace(config, plan=_plan(plan, config, ranks))
-    if resume_from is not None and config.plan.world_size != before:
+    if resume_from is not None:
+        _check_resumed_plan(config.plan, old_plan)
+    if resume_from is not None and config.plan.world_size != old_plan.world_size:
         config = dataclasses.replace(config, threads=None)  # other ranks share the cores out anew
     validate(config.plan, config, ranks)
     return config
@@ -113,6 +119,15 @@ def _plan(text: str | None, config: RunConfig, ranks: int) -> Plan:
     return dataclasses.replace(plan, mbs=max(filling or sizes or [plan.mbs]))
 
 
+def _check_resumed_plan(plan: Plan, old: Plan) -> None:
+    """A resumed run may be laid out anew, but not train on other batches or in another precision."""
+    for name in ("gbs", "precision"):
+        if getattr(plan, name) != getattr(old, name):
+            raise UserError(
+                f"--resume: {name}={getattr(plan, name)}, but the run has {getattr(old, name)}; leave it out"
+            )
+
+
 def _resumed(workload: str, path: Path) -> RunConfig:
     config = reopen(path)[1]
     if config.workload != workload:
@@ -125,9 +140,13 @@ def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path) 
 
     Rank 0 must not be alone for minutes, so a base that the run needs is made before.
     """
-    from timetrial.train.base import initial_weights
+    from timetrial.data.source import open_source
+    from timetrial.train.base import check_init, initial_weights
     from timetrial.train.launch import run_local
+    from timetrial.train.run import check_fit
 
+    check_init(config)
+    check_fit(config, open_source(config.data))
     initial_weights(config)
     words = drop_option(arguments, "--nproc")
     if "--out" not in words and not any(word.startswith("--out=") for word in words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from timetrial.results import summary
 from timetrial.results.mllog import ResultLog
 from timetrial.train import process as processes
 from timetrial.train import threads
-from timetrial.train.base import initial_weights
+from timetrial.train.base import check_init, initial_weights
 from timetrial.train.build import build_model
 from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.display import Display
@@ -29,8 +30,8 @@ from timetrial.train.environment import record
 from timetrial.train.export import save_model, whole_model
 from timetrial.train.loop import Trainer
 from timetrial.train.peak import matmul_flops_per_s
-from timetrial.train.process import Process
-from timetrial.train.rundir import RunDir, create, reopen
+from timetrial.train.process import Process, lost_peer
+from timetrial.train.rundir import RunDir, create, discard, refuse_finished, reopen
 from timetrial.train.state import load_state
 
 
@@ -58,51 +59,86 @@ def train_run(
 def _train(
     config: RunConfig, out: Path, resume: bool, command: str, export: Path | None, quiet: bool, process: Process
 ) -> dict[str, Any]:
-    weights = initial_weights(config)
-    chosen = config.threads or threads.choose(process)
-    torch.set_num_threads(chosen)
-    config = replace(config, threads=chosen)
+    config = replace(config, threads=config.threads or threads.choose(process))
+    check_init(config)
     source = open_source(config.data)
     check_fit(config, source)
+    weights = initial_weights(config)  # may train a base, with threads of its own
+    torch.set_num_threads(config.threads or 1)
     run = _directory(config, out, resume, process)
-    log = None if resume else ResultLog(run.log, enabled=process.main)
-    if log:
-        log.init_start(config)
-    peak = _peak(config, process)
-    engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
-    optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True)
-    with Checkpointer(run.checkpoints, keep=config.keep_checkpoints) as checkpoints:
-        restored = None
-        if resume:
-            restored = load_state(checkpoints, engine, optimizer, trainable_only=config.lora is not None)
-        if log is None:
-            log = ResultLog(run.log, enabled=process.main, offset=restored.extra["offsets"]["log"] if restored else 0)
-        display = Display(config, total_steps(config), silent=quiet or not process.main)
-        _announce(restored, resume, display)
-        try:
-            if not restored:
-                if resume:
-                    log.init_start(config)  # the killed run's log was cut back to nothing
-                log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
-            if process.main:
-                write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
-            trainer = Trainer(
-                config, run, process, engine, optimizer, source, checkpoints, restored, log, display, peak
-            )  # fmt: skip
-            status = trainer.train()
-        finally:
-            display.close()
-            log.close()
-    result: dict[str, Any] = {"status": status}
-    if process.main:
-        result = _result(config, run, trainer, status, peak, command)
+    try:
+        trainer, result = _run(config, run, resume, command, quiet, process, source, weights)
+    except UserError:
+        if process.main and not resume:
+            discard(run)
+        raise
     if config.lora is not None or export is not None:
-        model = whole_model(config, engine)
+        model = whole_model(config, trainer.engine)
         if model is not None and config.lora is not None:
             lora.save_adapters(model, run.adapters)
         if model is not None and export is not None:
             save_model(config, model, export)
     return result
+
+
+def _run(
+    config: RunConfig,
+    run: RunDir,
+    resume: bool,
+    command: str,
+    quiet: bool,
+    process: Process,
+    source: Source,
+    weights: Path | None,
+) -> tuple[Trainer, dict[str, Any]]:
+    """Build, restore and train; what result.json holds, which other ranks than 0 do not write."""
+    with ExitStack() as open_until_the_end:
+        log = ResultLog(run.log, enabled=process.main and not resume)
+        open_until_the_end.callback(log.close)
+        log.init_start(config)
+        peak = _peak(config, process)
+        engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
+        optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True)
+        checkpoints = open_until_the_end.enter_context(Checkpointer(run.checkpoints, keep=config.keep_checkpoints))
+        restored = None
+        if resume:
+            restored = load_state(checkpoints, engine, optimizer, trainable_only=config.lora is not None)
+            _take_up(config, run, restored, process)
+            log = ResultLog(run.log, enabled=process.main, offset=restored.extra["offsets"]["log"] if restored else 0)
+            open_until_the_end.callback(log.close)
+            log.init_start(config)  # does nothing where the log goes on
+        display = Display(config, total_steps(config), silent=quiet or not process.main)
+        open_until_the_end.callback(display.close)
+        _announce(restored, resume, display)
+        log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
+        if process.main:
+            write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
+        trainer = Trainer(config, run, process, engine, optimizer, source, checkpoints, restored, log, display, peak)
+        try:
+            status = trainer.train()
+        except RuntimeError as error:
+            if process.world_size > 1 and lost_peer(error):
+                step = trainer.progress.step + 1
+                raise RunFailed(
+                    f"rank {process.rank}: the connection to another rank was lost in step {step}; "
+                    "--resume goes on from the last checkpoint"
+                ) from error
+            raise
+    if not process.main:
+        return trainer, {"status": status}
+    return trainer, _result(config, run, trainer, status, peak, command)
+
+
+def _take_up(config: RunConfig, run: RunDir, restored: Restored | None, process: Process) -> None:
+    """What a resumed run replaces, once it is sure that it can go on."""
+    if restored and config.max_steps is not None and restored.step >= config.max_steps:
+        raise UserError(
+            f"--resume: {run.path} is at step {restored.step:,} and was to stop there; give a higher --max-steps"
+        )
+    if process.main:
+        write_atomic(run.config, dumps(config))  # its plan may be another now
+        for outdated in (run.result, run.report):
+            outdated.unlink(missing_ok=True)
 
 
 def _announce(restored: Restored | None, resume: bool, display: Display) -> None:
@@ -154,15 +190,14 @@ def check_fit(config: RunConfig, source: Source) -> None:
 
 def _directory(config: RunConfig, out: Path, resume: bool, process: Process) -> RunDir:
     """The run's directory, made by rank 0; all ranks wait for it."""
+    run = RunDir(out)
     if process.main:
+        run = reopen(out)[0] if resume else create(out, config)
         if resume:
-            run = reopen(out)[0]
-            write_atomic(run.config, dumps(config))  # its plan may be another now
-        else:
-            run = create(out, config)
+            refuse_finished(run)
     if process.world_size > 1:
         torch.distributed.barrier()
-    return run if process.main else RunDir(out)
+    return run
 
 
 def _peak(config: RunConfig, process: Process) -> float | None:

@@ -80,8 +80,30 @@ def reopen(path: Path) -> tuple[RunDir, RunConfig]:
     """The run directory of an earlier run and its configuration. Raises UserError when there is none."""
     run = RunDir(path)
     if not run.config.exists():
-        raise UserError(f"--resume: {path} holds no run (no config.json); leave --resume out to start one")
+        raise UserError(f"{path}: holds no run (no config.json); `timetrial train` makes one")
     try:
         return run, load(json.loads(run.config.read_text()))
     except (json.JSONDecodeError, TypeError) as error:
         raise UserError(f"{run.config}: is damaged ({error}); start a new run in another --out") from None
+
+
+def refuse_finished(run: RunDir) -> None:
+    """Raise UserError where the run has met or missed its target: there is nothing to go on with."""
+    try:
+        status = json.loads(run.result.read_text())["status"] if run.result.exists() else None
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return  # damaged; it is written anew at the end
+    if status in ("success", "aborted"):
+        how = "reached its target" if status == "success" else "used up its samples"
+        raise UserError(f"--resume: the run in {run.path} {how} and is over; start another with a new --out")
+
+
+def discard(run: RunDir) -> None:
+    """Take away what `create` and the start of a run wrote, when it turned out that it cannot start."""
+    if run.metrics.exists() and run.metrics.stat().st_size:
+        return
+    for name in (run.config, run.environment, run.log, run.metrics, run.evaluations, run.checkpoints / ".lock"):
+        name.unlink(missing_ok=True)
+    for directory in (run.checkpoints, run.path):
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()

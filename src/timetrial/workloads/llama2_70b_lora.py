@@ -78,6 +78,7 @@ def official(round_: str, gbs: int | None) -> RunConfig:
         plan=Plan(gbs=gbs, precision="bf16"),
         init=Init(kind="hf"),
         lora=Lora(rank=16, alpha=32.0, dropout=0.1, targets=("wqkv", "wo")),
+        checkpoint_every=50,
     )
 
 

@@ -85,7 +85,8 @@ def official(round_: str, gbs: int | None) -> RunConfig:
             max_samples=max_steps * gbs,
         ),
         plan=Plan(gbs=gbs, precision="bf16"),
-        init=Init(kind="hf"),
+        init=Init(kind="hf", resize_vocab=True),
+        checkpoint_every=20,
     )
 
 

@@ -88,6 +88,7 @@ def official(round_: str, gbs: int | None) -> RunConfig:
         ),
         plan=Plan(gbs=gbs, precision="bf16"),
         init=Init(kind="random"),
+        checkpoint_every=500,
     )
 
 

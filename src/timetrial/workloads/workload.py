@@ -69,5 +69,7 @@ def resolve(name: str, preset: str, round_: str | None = None, gbs: int | None =
     if round_ is not None and round_ not in workload.rounds:
         raise UserError(f"{name} is not in round {round_}; it is in {', '.join(workload.rounds)}")
     if preset == "mini":
+        if round_ is not None:
+            raise UserError(f"--round {round_}: the mini preset follows no round's values; leave it out")
         return workload.mini()
     return workload.official(round_ or workload.rounds[-1], gbs)
