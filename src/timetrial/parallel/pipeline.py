@@ -14,7 +14,8 @@ Micro batches keep the gradient of one rank: their losses are sums divided by th
 schedules must not scale (`scale_grads=False`), and FSDP reduces after the last of them.
 
 Shapes are known from the plan, so nothing is sent to agree on them. Evaluation is a plain forward chain
-here, for a schedule prepares itself anew each time it changes between training and evaluation.
+here, for a schedule prepares itself anew each time it changes between training and evaluation; its batches
+may be of any size, since all ranks of a pipeline read the same ones.
 """
 
 from __future__ import annotations
