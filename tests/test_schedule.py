@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import socket
-from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from timetrial.config import Optim
 from timetrial.errors import UserError
 from timetrial.optim import adamw, schedule
+from timetrial.parallel.engine import OneRank
 
 FROM_ZERO = "cosine with linear warmup from zero"
 
@@ -179,59 +175,38 @@ def test_nothing_to_train_and_unknown_optimizers_are_refused() -> None:
 
 
 # ---- clipping ------------------------------------------------------------------------------------
+# over ranks: tests/dist/test_layouts.py, where every step of every layout is clipped
+
+
+def with_gradients(*grads: torch.Tensor | None) -> OneRank:
+    """An engine whose parameters have these gradients."""
+    parameters = nn.ParameterList(nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in grads)
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = None if grad is None else grad.clone()
+    return OneRank(parameters, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("max_norm", [0.3, 1e9])
 def test_clipping_scales_all_gradients_alike(max_norm: float) -> None:
     torch.manual_seed(1)
-    parameters = [nn.Parameter(torch.zeros(shape)) for shape in [(3, 4), (7,), (2, 2, 2)]]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    before = [p.grad.double().clone() for p in parameters if p.grad is not None]
-    norm = math.sqrt(sum(float((g**2).sum()) for g in before))
-    returned = adamw.clip_grad_norm(parameters, max_norm)
-    assert float(returned) == pytest.approx(norm, rel=1e-6)
+    grads = [torch.randn(shape) for shape in [(3, 4), (7,), (2, 2, 2)]]
+    engine = with_gradients(*grads)
+    norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in grads))
+    assert float(engine.clip_grad_norm(max_norm)) == pytest.approx(norm, rel=1e-6)
     scale = min(1.0, max_norm / (norm + 1e-6))
-    for parameter, grad in zip(parameters, before, strict=True):
-        torch.testing.assert_close(parameter.grad, (grad * scale).float(), rtol=1e-6, atol=0)
+    for parameter, grad in zip(engine.model.parameters(), grads, strict=True):
+        torch.testing.assert_close(parameter.grad, (grad.double() * scale).float(), rtol=1e-6, atol=0)
+
+
+def test_clipping_equals_torchs_own_to_the_bit() -> None:
+    torch.manual_seed(2)
+    grads = [torch.randn(shape) for shape in [(30, 40), (70,), (20, 2, 20)]]
+    engine, theirs = with_gradients(*grads), with_gradients(*grads)
+    assert engine.clip_grad_norm(0.7) == nn.utils.clip_grad_norm_(theirs.model.parameters(), 0.7)
+    for parameter, other in zip(engine.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
 
 
 def test_clipping_shows_what_is_not_finite_and_bears_nothing() -> None:
-    parameter = nn.Parameter(torch.zeros(2))
-    assert float(adamw.clip_grad_norm([parameter], 1.0)) == 0.0
-    parameter.grad = torch.tensor([1.0, math.inf])
-    assert math.isinf(float(adamw.clip_grad_norm([parameter], 1.0)))
-
-
-def clip_shards(rank: int, port: int, out: Path) -> None:
-    """One of two ranks: a sharded and a whole gradient are clipped together."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (2,))
-    torch.manual_seed(3)
-    values, grads = torch.randn(5, 4), torch.randn(5, 4)  # 5 rows do not split evenly
-    sharded = nn.Parameter(distribute_tensor(values, mesh, [Shard(0)]))
-    sharded.grad = distribute_tensor(grads, mesh, [Shard(0)])
-    whole = nn.Parameter(torch.zeros(3))
-    whole.grad = torch.tensor([1.0, 2.0, 2.0])
-    norm = adamw.clip_grad_norm([sharded, whole], 0.5)
-    found = (float(norm), sharded.grad.full_tensor().tolist(), whole.grad.tolist(), grads.tolist())
-    (out / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
-
-
-def test_clipping_counts_a_sharded_gradient_once(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(clip_shards, args=(port, tmp_path), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    norm, sharded, whole, grads = found[0]
-    want = math.sqrt(sum(g * g for row in grads for g in row) + 9.0)
-    assert norm == pytest.approx(want, rel=1e-6)
-    assert found[0] == found[1]
-    torch.testing.assert_close(torch.tensor(sharded), torch.tensor(grads) * 0.5 / (want + 1e-6))
-    assert whole == pytest.approx([0.5 / want, 1.0 / want, 1.0 / want], rel=1e-5)
+    assert float(with_gradients(None).clip_grad_norm(1.0)) == 0.0
+    assert math.isinf(float(with_gradients(torch.tensor([1.0, math.inf]), None).clip_grad_norm(1.0)))

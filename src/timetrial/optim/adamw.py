@@ -1,4 +1,4 @@
-"""AdamW as the reference implementations set it up, and gradient clipping over all shards.
+"""AdamW as the reference implementations set it up.
 
 Per step s = 1, 2, ... at rate r, for a parameter p with gradient g and decay w:
 
@@ -19,7 +19,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from timetrial.config import Optim
 from timetrial.errors import UserError
@@ -67,31 +66,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The rate of all groups for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-@torch.no_grad()
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients so that their joint L2 norm is at most `max_norm`; returns the norm before that.
-
-    The norm is a float32 scalar, the same on every rank that holds a shard; ranks of other pipeline
-    stages are not asked. Nothing waits for the device: an infinite or NaN norm spoils the gradients
-    and is the caller's to see.
-    """
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads:
-        return torch.zeros(())
-    norm = global_norm(grads)
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # 1e-6 as in Megatron-Core and in torch
-    torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)
-    return norm
-
-
-def global_norm(grads: list[Tensor]) -> Tensor:
-    """L2 norm of all `grads` together, in float32; a DTensor counts as the whole tensor."""
-    by_mesh: dict[object, list[Tensor]] = {}
-    for grad in grads:  # tensors of different meshes cannot be stacked
-        by_mesh.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
-    norms = [torch.nn.utils.get_total_norm(group) for group in by_mesh.values()]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    joint: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in whole]))
-    return joint

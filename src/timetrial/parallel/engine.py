@@ -77,9 +77,31 @@ class Engine(ABC):
     def eval_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(sum of token losses, counted tokens) over this dp rank's `batch`, without gradients."""
 
-    @abstractmethod
+    @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their global L2 norm is at most `max_norm`; the norm before that."""
+        """Scale the gradients so that their global L2 norm is at most `max_norm`; the norm before that, float32.
+
+        Nothing waits for the device: a norm that is not finite spoils the gradients and is the caller's to
+        see. The norm is 0 where no rank has a gradient. Collective.
+        """
+        held = [self.held_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+        own = torch.zeros((), device=self.device)
+        if held:
+            norms = torch.stack([norm.float() for norm in torch._foreach_norm([part for part, _ in held])])
+            roots = torch.tensor([copies**-0.5 for _, copies in held], device=self.device)
+            own = torch.linalg.vector_norm(norms * roots)
+        norm = self.norm_over_ranks(own)
+        if held:  # 1e-6 as in Megatron-Core and in torch
+            torch._foreach_mul_([part for part, _ in held], (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def held_part(self, grad: Tensor) -> tuple[Tensor, int]:
+        """(what this rank holds of `grad`, on how many ranks each element of it lies)."""
+        return grad, 1
+
+    def norm_over_ranks(self, norm: Tensor) -> Tensor:
+        """The norm of all ranks' parts together, from the norm of this rank's."""
+        return norm
 
     @abstractmethod
     def reduce_sums(self, values: Tensor) -> Tensor:
@@ -114,13 +136,6 @@ class OneRank(Engine):
         tokens, labels = batch["tokens"].to(self.device), batch["labels"].to(self.device)
         return token_loss_sum(self.model(tokens), labels)
 
-    @torch.no_grad()
-    def clip_grad_norm(self, max_norm: float) -> Tensor:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        scale_to_norm(grads, norm, max_norm)
-        return norm
-
     def reduce_sums(self, values: Tensor) -> Tensor:
         return values
 
@@ -128,12 +143,6 @@ class OneRank(Engine):
 def counted_tokens(batch: Batch) -> Tensor:
     """Tokens of `batch` that have a label, int64 scalar."""
     return (batch["labels"] >= 0).sum()
-
-
-def scale_to_norm(grads: list[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Multiply `grads` by max_norm / norm where that is below 1, without asking the device for `norm`."""
-    if grads:
-        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # 1e-6: as torch's own clipping
 
 
 def plain_name(name: str) -> str:

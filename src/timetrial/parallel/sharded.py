@@ -78,22 +78,18 @@ class _Distributed(Engine):
             dist.all_reduce(values, group=self.mesh.get_group("dp"))
         return values
 
-    @torch.no_grad()
-    def clip_grad_norm(self, max_norm: float) -> Tensor:
-        grads, shares = [], []
-        for _, p in self.parameters_named():
-            if p.grad is not None:
-                grads.append(_local(p.grad))
-                shares.append(1.0 / _copies(p.grad))
-        total = torch.zeros((), device=self.device)
-        if grads:
-            norms = torch.stack([norm.float() for norm in torch._foreach_norm(grads)])
-            total = (norms.square() * torch.tensor(shares, device=self.device)).sum()
-        dist.all_reduce(total)  # every element of the gradient is held once over the world, or counted in shares
-        norm = total.sqrt()
-        if grads:
-            torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+    def held_part(self, grad: Tensor) -> tuple[Tensor, int]:
+        if not isinstance(grad, DTensor):
+            return grad, 1
+        copies = 1
+        for dim, placement in enumerate(grad.placements):
+            copies *= grad.device_mesh.size(dim) if isinstance(placement, Replicate) else 1
+        return grad.to_local(), copies
+
+    def norm_over_ranks(self, norm: Tensor) -> Tensor:
+        squares = norm.square()
+        dist.all_reduce(squares)  # each element of the gradient lies once in the world, or counts in shares
+        return squares.sqrt()
 
     def _finish_gradients(self) -> None:
         if self.plan.tp > 1:
@@ -186,17 +182,3 @@ class Pipelined(_Distributed):
     def _mode(self, train: bool) -> None:
         for stage in self._stages:
             stage.train(train)
-
-
-def _local(grad: Tensor) -> Tensor:
-    return grad.to_local() if isinstance(grad, DTensor) else grad
-
-
-def _copies(grad: Tensor) -> int:
-    """On how many ranks each element of `grad` lies."""
-    if not isinstance(grad, DTensor):
-        return 1
-    copies = 1
-    for dim, placement in enumerate(grad.placements):
-        copies *= grad.device_mesh.size(dim) if isinstance(placement, Replicate) else 1
-    return copies
