@@ -34,6 +34,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from timetrial.config import RunConfig
 from timetrial.errors import RunFailed, UserError
+from timetrial.results import official_data
 from timetrial.results.compliance import deviations
 from timetrial.results.hyperparameters import hyperparameters
 
@@ -254,17 +255,19 @@ class _Lines(logging.Handler):
 
 
 def notice(config: RunConfig) -> str | None:
-    """Why this run is no MLPerf result, or None where its definition is the official one.
+    """Why this run is no MLPerf result, or None where definition and data are the official ones as far as is known.
 
-    A checker cannot see that a run with official hyperparameters trained a smaller model; this tells.
+    A checker cannot see that a run with official hyperparameters trained a smaller model or on less data; this
+    tells. Of pretrained weights nothing is known but that their names and shapes fit.
     """
     if config.preset == "mini":
         return MINI_NOTICE
-    changed = deviations(config)
-    if not changed:
-        return None
-    more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
-    return f"{config.preset} preset with changed {', '.join(changed[:6])}{more}: not an MLPerf result"
+    reasons = []
+    if changed := deviations(config):
+        more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
+        reasons.append(f"changed {', '.join(changed[:6])}{more}")
+    reasons += official_data.gaps(config)
+    return f"{config.preset} preset with {', '.join(reasons)}: not an MLPerf result" if reasons else None
 
 
 def _open(path: Path, offset: int) -> BinaryIO:
