@@ -214,19 +214,15 @@ def _peak(config: RunConfig, process: Process) -> float | None:
 def _result(
     config: RunConfig, run: RunDir, trainer: Trainer, status: str, peak: float | None, command: str
 ) -> dict[str, Any]:
-    """Write result.json and report.html and print the table."""
+    """Write result.json; its content."""
     metrics, evaluations = summary.read_lines(run.metrics), summary.read_lines(run.evaluations)
     progress = trainer.progress
     result = {
-        **summary.summarize(config, metrics, evaluations),
-        "status": status,
-        "time_to_train_s": metrics[-1]["elapsed_s"] if metrics else None,
+        **summary.summarize(config, metrics, evaluations, status),
         "matmul_flops_per_s": peak,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started_ms / 1000)),
         "resumed": progress.resumed,
         "command": command,
     }
-    if evaluations and metrics and evaluations[-1]["elapsed_s"] > metrics[-1]["elapsed_s"]:
-        result["time_to_train_s"] = evaluations[-1]["elapsed_s"]
     write_atomic(run.result, json.dumps(result, indent=2) + "\n")
     return result
