@@ -530,3 +530,70 @@ def test_packed_parquet_is_copied(tok_file, tmp_path):
 def test_shards_of_the_test_are_not_the_same_text():
     sums = {hashlib.sha256("".join(texts_of(i)).encode()).hexdigest() for i in (*range(SHARDS), 40, 41)}
     assert len(sums) == SHARDS + 2
+
+
+# ---- official or not -----------------------------------------------------------------------------
+
+
+def text_jobs(shards, validation=8):
+    inputs = tuple(Path(f"c4-validation.{i:05d}-of-00008.json.gz") for i in range(validation))
+    train = [c4.TextPart("train", f"{i:05d}", (Path(f"c4-train.{i:05d}-of-01024.json.gz"),)) for i in shards]
+    return [*train, c4.TextPart("heldout", "validation", inputs, c4.HELD_OUT_DOCUMENTS)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "official"),
+    [
+        (range(768, 896), "the set of llama31_8b"),
+        (range(768, 1024), "the set of llama31_405b"),
+        (range(768, 895), None),
+        (range(769, 897), None),
+        (range(768, 897), None),
+        (range(896, 1024), None),
+    ],
+)
+def test_the_official_training_files_are_counted(shards, official):
+    found, warnings = c4.notes(text_jobs(shards))
+    small = len([i for i in shards if i < 896])
+    assert f"{small} of the 128 training files of llama31_8b (00768 to 00895), {len(shards)} of the 256" in found
+    assert found.endswith(official or "(to 01023)")
+    assert [warning.split(":")[0] for warning in warnings] == (
+        [] if official else ["not the official training set of a benchmark"]
+    )
+
+
+def test_tokenized_files_and_validation_files_are_counted():
+    def megatron(*names):
+        return [c4.MegatronPart("train", name, (Path(f"{name}.bin"), Path(f"{name}.idx"))) for name in names]
+
+    heldout = c4.MegatronPart("heldout", "validation", (Path(f"{c4.MEGATRON_HELD_OUT}.bin"), Path("x.idx")))
+    first, second = c4.MEGATRON_TRAIN
+    assert c4.notes([*megatron(first), heldout])[0].endswith("the set of llama31_8b")
+    assert c4.notes([*megatron(first, second), heldout])[0].endswith("the set of llama31_405b")
+    assert "en_6" in c4.notes([*megatron(second), heldout])[1][0]
+    [warning] = c4.notes(text_jobs(range(768, 896), validation=7))[1]
+    assert warning.startswith("7 of the 8 validation files")
+
+
+def test_a_subset_is_built_with_a_warning(raw, tok_file, tmp_path, capsys):
+    build("c4", raw, tok_file, tmp_path / "out", 1, quiet)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("found 5 of the 128 training files of llama31_8b")
+    assert [line.split(":")[0] for line in lines[1:]] == ["warning", "warning"]
+    assert "2 of the 8 validation files" in lines[2]
+
+
+@pytest.mark.usefixtures("short")
+def test_sequences_other_than_the_references_are_warned_of(tok_file, tmp_path, monkeypatch):
+    raw = tmp_path / "packed"
+    raw.mkdir()
+    write_jsonl(raw / "train.jsonl", packed_rows(6, 3))
+    write_jsonl(raw / "validation.jsonl", packed_rows(2, 4))
+    said = []
+    build("govreport", raw, tok_file, tmp_path / "out", 1, quiet, said.append)
+    assert [line.split(":")[1] for line in said] == [
+        " train has 6 sequences, the reference's 3,901", " heldout has 2 sequences, the reference's 173"
+    ]  # fmt: skip
+    monkeypatch.setattr(govreport, "REFERENCE_SEQUENCES", {"train": 6, "heldout": 2})
+    build("govreport", raw, tok_file, tmp_path / "out", 1, quiet, said.append)
+    assert len(said) == 2

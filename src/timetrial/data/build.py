@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,10 +45,12 @@ def build(
     out: Path | str,
     workers: int = 1,
     progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Meta]:
     """Make the token files of `source` and return what they are, by split.
 
-    `progress` is called about once a second; by default it is a line on standard error. Raises
+    `progress` is called about once a second; by default it is a line on standard error. `say` is told
+    how much of the official set there is, and warned where it is another; by default on standard error. Raises
     UserError, one line, for input that is missing or damaged, a tokenizer that cannot be read, a
     directory made with another one, a full disk, or a second build in the same directory.
     """
@@ -58,6 +61,11 @@ def build(
         raise UserError(f"--input {raw} is no directory")
     tok = tokenizer.load(tokenizer_path)
     jobs = SOURCES[source](raw)
+    say = say or _to_stderr
+    if source == "c4":
+        found, warnings = c4.notes(jobs)
+        for line in (found, *(f"warning: {warning}" for warning in warnings)):
+            say(line)
     rebuild = f"timetrial data build {source} --input {raw} --tokenizer {tokenizer_path} --out {directory}"
     with _sole_builder(directory):
         dataset.describe(directory, source, tok)
@@ -67,7 +75,15 @@ def build(
         if missing := [job for job in jobs if (job.split, job.name) not in done]:
             _make(directory, missing, list(done.values()), tok, workers, progress or Console())
             done = _finished(directory, jobs, tok)
-        return {split: _complete(directory, split, source, jobs, done, tok, rebuild) for split in dataset.SPLITS}
+        metas = {split: _complete(directory, split, source, jobs, done, tok, rebuild) for split in dataset.SPLITS}
+    if source == "govreport":
+        for split, expected in govreport.REFERENCE_SEQUENCES.items():
+            if metas[split].documents != expected:
+                say(
+                    f"warning: {split} has {metas[split].documents:,} sequences, the reference's {expected:,}: not "
+                    "the official set; a run on it is no MLPerf result"
+                )
+    return metas
 
 
 def verify(path: Path | str, progress: Callable[[int, int], None] | None = None) -> dict[str, Meta]:
@@ -83,6 +99,10 @@ def verify(path: Path | str, progress: Callable[[int, int], None] | None = None)
         files.verify(progress)
         metas[split] = files.meta
     return metas
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

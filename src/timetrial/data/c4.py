@@ -29,7 +29,9 @@ from timetrial.data.tokenizer import Tokenizer
 from timetrial.errors import UserError
 
 FIRST_SHARD, LAST_SHARD = 768, 1023
+LAST_SHARD_8B = 895
 HELD_OUT_DOCUMENTS = 91_205
+HELD_OUT_SHARDS = 8
 MEGATRON_TRAIN = ("c4-train.en_6_text_document", "c4-train.en_7_text_document")
 MEGATRON_HELD_OUT = "c4-validation-91205-samples.en_text_document"
 _TRAIN = re.compile(r"c4-train\.(\d{5})-of-01024\.json(\.gz)?")
@@ -86,6 +88,38 @@ def jobs(directory: Path) -> list[Job]:
             f"to .00007, or {MEGATRON_HELD_OUT}.bin and .idx"
         )
     return [*train, *heldout]
+
+
+def notes(found: list[Job]) -> tuple[str, list[str]]:
+    """How much of the official sets these jobs read, one line, and one warning for what is not theirs."""
+    train, heldout = ([job for job in found if job.split == split] for split in ("train", "heldout"))
+    warnings = []
+    if isinstance(train[0], MegatronPart):
+        what = (
+            f"{len(train)} of {len(MEGATRON_TRAIN)} tokenized training files ({', '.join(job.name for job in train)})"
+        )
+        sets = {MEGATRON_TRAIN[:1]: "llama31_8b", MEGATRON_TRAIN: "llama31_405b"}
+        benchmark = sets.get(tuple(job.name for job in train))
+        needed = f"llama31_8b reads {MEGATRON_TRAIN[0]} alone, llama31_405b also {MEGATRON_TRAIN[1]}"
+    else:
+        shards = {int(job.name) for job in train}
+        small, large = (set(range(FIRST_SHARD, last + 1)) for last in (LAST_SHARD_8B, LAST_SHARD))
+        what = (
+            f"{len(shards & small)} of the {len(small)} training files of llama31_8b "
+            f"({FIRST_SHARD:05d} to {LAST_SHARD_8B:05d}), {len(shards)} of the {len(large)} of llama31_405b "
+            f"(to {LAST_SHARD:05d})"
+        )
+        benchmark = "llama31_8b" if shards == small else "llama31_405b" if shards == large else None
+        needed = "neither more nor fewer files make one of them"
+    if benchmark is None:
+        warnings.append(f"not the official training set of a benchmark: {needed}; a run on it is no MLPerf result")
+    validation = heldout[0].inputs
+    if _HELD_OUT.fullmatch(validation[0].name) and len(validation) < HELD_OUT_SHARDS:
+        warnings.append(
+            f"{len(validation)} of the {HELD_OUT_SHARDS} validation files: the official {HELD_OUT_DOCUMENTS:,} "
+            "documents are taken from all, in order; a run on others is no MLPerf result"
+        )
+    return f"found {what}{f'; the set of {benchmark}' if benchmark else ''}", warnings
 
 
 def _train(directory: Path, names: list[str]) -> list[Job]:
