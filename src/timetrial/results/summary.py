@@ -29,7 +29,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def summarize(
-    config: RunConfig, metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]], status: str = "stopped"
+    config: RunConfig, metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]], status: str
 ) -> dict[str, Any]:
     """The figures of a run that follow from its metrics: see `docs/how-it-works.md` for each field.
 
