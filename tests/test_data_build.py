@@ -532,9 +532,6 @@ def test_shards_of_the_test_are_not_the_same_text():
     assert len(sums) == SHARDS + 2
 
 
-# ---- official or not -----------------------------------------------------------------------------
-
-
 def text_jobs(shards, validation=8):
     inputs = tuple(Path(f"c4-validation.{i:05d}-of-00008.json.gz") for i in range(validation))
     train = [c4.TextPart("train", f"{i:05d}", (Path(f"c4-train.{i:05d}-of-01024.json.gz"),)) for i in shards]
@@ -542,23 +539,23 @@ def text_jobs(shards, validation=8):
 
 
 @pytest.mark.parametrize(
-    ("shards", "official"),
+    ("shards", "whole"),
     [
-        (range(768, 896), "the set of llama31_8b"),
-        (range(768, 1024), "the set of llama31_405b"),
+        (range(768, 896), "whole for llama31_8b"),
+        (range(768, 897), "whole for llama31_8b"),
+        (range(768, 1024), "whole for llama31_8b and llama31_405b"),
         (range(768, 895), None),
         (range(769, 897), None),
-        (range(768, 897), None),
         (range(896, 1024), None),
     ],
 )
-def test_the_official_training_files_are_counted(shards, official):
+def test_the_official_training_files_are_counted(shards, whole):
     found, warnings = c4.notes(text_jobs(shards))
     small = len([i for i in shards if i < 896])
     assert f"{small} of the 128 training files of llama31_8b (00768 to 00895), {len(shards)} of the 256" in found
-    assert found.endswith(official or "(to 01023)")
-    assert [warning.split(":")[0] for warning in warnings] == (
-        [] if official else ["not the official training set of a benchmark"]
+    assert found.endswith(whole or "(to 01023)")
+    assert [warning.split(";")[0] for warning in warnings] == (
+        [] if whole else ["no benchmark's training set is whole"]
     )
 
 
@@ -568,9 +565,11 @@ def test_tokenized_files_and_validation_files_are_counted():
 
     heldout = c4.MegatronPart("heldout", "validation", (Path(f"{c4.MEGATRON_HELD_OUT}.bin"), Path("x.idx")))
     first, second = c4.MEGATRON_TRAIN
-    assert c4.notes([*megatron(first), heldout])[0].endswith("the set of llama31_8b")
-    assert c4.notes([*megatron(first, second), heldout])[0].endswith("the set of llama31_405b")
-    assert "en_6" in c4.notes([*megatron(second), heldout])[1][0]
+    assert c4.notes([*megatron(first), heldout])[0].endswith("whole for llama31_8b")
+    assert c4.notes([*megatron(first, second), heldout])[0].endswith("whole for llama31_8b and llama31_405b")
+    found, warnings = c4.notes([*megatron(second), heldout])
+    assert found == f"found 1 of 2 tokenized training files: {second}"
+    assert len(warnings) == 1
     [warning] = c4.notes(text_jobs(range(768, 896), validation=7))[1]
     assert warning.startswith("7 of the 8 validation files")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from conftest import timetrial, tiny
+from conftest import ROOT, timetrial, tiny
 from timetrial.config import Lora
 from timetrial.errors import UserError
 from timetrial.models import lora
@@ -114,3 +115,12 @@ def test_all_files_have_the_users_mode(finished: Path, tmp_path: Path, mask: int
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == dict.fromkeys(
         ("model.safetensors", "config.json", "adapter_model.safetensors", "adapter_config.json"), mode
     )
+
+
+def test_every_field_of_the_runs_files_is_documented(finished: Path) -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    rows = [
+        json.loads((finished / name).read_text().splitlines()[0]) for name in ("metrics.jsonl", "evaluations.jsonl")
+    ]
+    fields = {*json.loads((finished / "result.json").read_text()), *rows[0], *rows[0]["phases"], *rows[1]}
+    assert [field for field in sorted(fields) if f"`{field}`" not in text] == []

@@ -91,35 +91,32 @@ def jobs(directory: Path) -> list[Job]:
 
 
 def notes(found: list[Job]) -> tuple[str, list[str]]:
-    """How much of the official sets these jobs read, one line, and one warning for what is not theirs."""
+    """How much of the official sets these jobs read, one line, and warnings where it is no whole one."""
     train, heldout = ([job for job in found if job.split == split] for split in ("train", "heldout"))
-    warnings = []
+    names = {job.name for job in train}
     if isinstance(train[0], MegatronPart):
-        what = (
-            f"{len(train)} of {len(MEGATRON_TRAIN)} tokenized training files ({', '.join(job.name for job in train)})"
-        )
-        sets = {MEGATRON_TRAIN[:1]: "llama31_8b", MEGATRON_TRAIN: "llama31_405b"}
-        benchmark = sets.get(tuple(job.name for job in train))
-        needed = f"llama31_8b reads {MEGATRON_TRAIN[0]} alone, llama31_405b also {MEGATRON_TRAIN[1]}"
+        what = f"{len(train)} of {len(MEGATRON_TRAIN)} tokenized training files: {', '.join(sorted(names))}"
+        small, large = set(MEGATRON_TRAIN[:1]), set(MEGATRON_TRAIN)
     else:
-        shards = {int(job.name) for job in train}
-        small, large = (set(range(FIRST_SHARD, last + 1)) for last in (LAST_SHARD_8B, LAST_SHARD))
-        what = (
-            f"{len(shards & small)} of the {len(small)} training files of llama31_8b "
-            f"({FIRST_SHARD:05d} to {LAST_SHARD_8B:05d}), {len(shards)} of the {len(large)} of llama31_405b "
-            f"(to {LAST_SHARD:05d})"
+        small, large = (
+            {f"{shard:05d}" for shard in range(FIRST_SHARD, last + 1)} for last in (LAST_SHARD_8B, LAST_SHARD)
         )
-        benchmark = "llama31_8b" if shards == small else "llama31_405b" if shards == large else None
-        needed = "neither more nor fewer files make one of them"
-    if benchmark is None:
-        warnings.append(f"not the official training set of a benchmark: {needed}; a run on it is no MLPerf result")
+        what = (
+            f"{len(names & small)} of the {len(small)} training files of llama31_8b ({min(small)} to {max(small)}), "
+            f"{len(names)} of the {len(large)} of llama31_405b (to {max(large)})"
+        )
+    whole = [name for name, needed in (("llama31_8b", small), ("llama31_405b", large)) if needed <= names]
+    warnings = []
+    if not whole:
+        warnings.append("no benchmark's training set is whole; a run on a part of it is no MLPerf result")
     validation = heldout[0].inputs
     if _HELD_OUT.fullmatch(validation[0].name) and len(validation) < HELD_OUT_SHARDS:
         warnings.append(
             f"{len(validation)} of the {HELD_OUT_SHARDS} validation files: the official {HELD_OUT_DOCUMENTS:,} "
-            "documents are taken from all, in order; a run on others is no MLPerf result"
+            "documents are the first of all, in order; a run on others is no MLPerf result"
         )
-    return f"found {what}{f'; the set of {benchmark}' if benchmark else ''}", warnings
+    verdict = f"; whole for {' and '.join(whole)}" if whole else ""
+    return f"found {what}{verdict}", warnings
 
 
 def _train(directory: Path, names: list[str]) -> list[Job]:

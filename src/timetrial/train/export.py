@@ -14,7 +14,7 @@ from timetrial.parallel.engine import Engine
 from timetrial.train.base import initial_weights
 from timetrial.train.build import build_model, empty_model
 from timetrial.train.checkpoint import Checkpointer
-from timetrial.train.rundir import RunDir, reopen
+from timetrial.train.rundir import reopen
 from timetrial.train.state import load_model_state, model_state
 
 
@@ -46,8 +46,6 @@ def export_run(path: Path, out: Path) -> str:
     The run may be going on: its directory is only read. Needs the whole model in this machine's memory.
     Raises UserError when there is no run, or no checkpoint in it, or `out` is not empty.
     """
-    if not RunDir(path).config.exists():
-        raise UserError(f"{path}: holds no run (no config.json); give the directory of one, such as runs/NAME")
     run, config = reopen(path)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is not an empty directory; choose another")
