@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from conftest import ROOT, timetrial, tiny
-from timetrial.config import Lora
+from timetrial.config import Lora, load, replace
 from timetrial.errors import UserError
 from timetrial.models import lora
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.models.llama.hf_names import hf_name
 from timetrial.models.llama.model import Llama
+from timetrial.train.build import build_model
 from timetrial.train.export import export_run
 
 
@@ -54,6 +55,28 @@ def test_the_newest_checkpoints_weights_bit_for_bit(finished: Path, tmp_path: Pa
     assert found.keys() == {hf_name(name) for name in expected}
     assert all(torch.equal(found[hf_name(name)], tensor) for name, tensor in expected.items())
     assert traces(finished) == before
+
+
+def test_adapters_are_merged_into_what_they_stand_on(tmp_path: Path) -> None:
+    """The weights that the run began with, made anew, and the adapters that it left beside, multiplied by hand."""
+    run = tmp_path / "run"
+    sets = tiny("init.kind=random", "optim.base_lr=0.01", "data.seq_len=256")
+    done = timetrial("train", "llama2_70b_lora", "--out", run, "--max-steps", 5, "--threads", 1, *sets)
+    assert done.returncode == 0, done.stderr
+    export_run(run, tmp_path / "weights")
+    found = load_file(tmp_path / "weights" / "model.safetensors")
+    adapters = load_file(run / "adapters" / "adapter_model.safetensors")
+    config = load(json.loads((run / "config.json").read_text()))
+    scale = config.lora.alpha / config.lora.rank
+    changed = 0
+    for name, start in build_model(replace(config, lora=None), None).state_dict().items():
+        layer = f"base_model.model.{hf_name(name).removesuffix('.weight')}"
+        if f"{layer}.lora_B.weight" in adapters:
+            change = scale * adapters[f"{layer}.lora_B.weight"] @ adapters[f"{layer}.lora_A.weight"]
+            assert change.abs().max() > 1e-5
+            start, changed = start + change, changed + 1
+        torch.testing.assert_close(found[hf_name(name)], start, rtol=1e-5, atol=1e-7)
+    assert changed == len(adapters) / 2 > 0
 
 
 def test_a_damaged_checkpoint_is_named_and_left(
