@@ -278,7 +278,7 @@ def parse(text: str, hint: Any, where: str) -> Any:
         if hint is bool:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
         if hint is int:
-            return int(float(text)) if float(text).is_integer() else int(text)
+            return int(text) if text.lstrip("+-").isdigit() else _whole(float(text))
         if hint is float:
             value = float(text)
             if not math.isfinite(value):
@@ -289,6 +289,13 @@ def parse(text: str, hint: Any, where: str) -> Any:
     if hint is str or hint is Any:
         return text
     raise UserError(f"{where}: cannot be set from the command line")
+
+
+def _whole(value: float) -> int:
+    """1e3 -> 1000. Raises ValueError for what is no whole number."""
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
 
 
 def _article(type_name: str) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 from timetrial.config import AXES, Plan, RunConfig, override, parse
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
+from timetrial.train.check import IDENTITY, check
 from timetrial.train.launch import launched
 from timetrial.train.rundir import reopen
 from timetrial.workloads import workload as workloads
-
-IDENTITY = ("workload", "preset", "round")
 
 
 def rank_count(nproc: int | None, plan: str | None, resume_from: Path | None = None) -> int:
@@ -48,7 +47,8 @@ def resolve(
         if _names_degree(plan):  # a new mapping, not an addition to the old one
             one_rank = dataclasses.replace(config.plan, tp=1, cp=1, pp=1, vp=1, ep=1, dp=1)
             config = dataclasses.replace(config, plan=one_rank)
-        if sets or round_ or seed is not None or threads is not None:
+        other_threads = threads is not None and threads != config.threads  # sums would round differently
+        if sets or round_ or seed is not None or other_threads:
             raise UserError("--resume keeps the run's configuration; only --plan, --nproc and --max-steps may be given")
     else:
         config = workloads.resolve(workload, preset, round_, _batch_size(plan, sets))
@@ -79,6 +79,7 @@ def resolve(
         _check_resumed_plan(config.plan, old_plan)
     if resume_from is not None and config.plan.world_size != old_plan.world_size:
         config = dataclasses.replace(config, threads=None)  # other ranks share the cores out anew
+    check(config)
     validate(config.plan, config, ranks)
     return config
 

@@ -125,6 +125,7 @@ PROVENANCE = {
     "optim.decay_steps": f"{RULES}; {RULESET}: ceil(1,200,000 x 1152 / GBS) - warm-up",
     "evaluation.target": RULESET,
     "evaluation.every_samples": f"{RULES}: v5.0 46,080, later 18,432, rounded up to whole batches",
+    "evaluation.average": f"{REFERENCE}: Megatron averages the loss over all tokens",
     "evaluation.samples": RULESET,
     "evaluation.skip_first": f"{RULES}: v5.0 none, later floor(0.0026 x GBS + 12)",
     "evaluation.max_samples": f"{REFERENCE}/pretrain_llama31.py: max_steps, the end of the schedule",
