@@ -117,6 +117,7 @@ def test_launch_prints_torchrun_and_sbatch():
     assert done.returncode == 0, done.stderr
     assert "torchrun --nnodes=4 --nproc-per-node=8" in done.stdout
     assert "#SBATCH --nodes=4" in done.stdout
+    assert "# add --data DIR" in done.stdout
     assert "-m timetrial train llama31_8b --preset official" in done.stdout
     script = done.stdout[done.stdout.index("#!/bin/bash") :]
     subprocess.run(["bash", "-n", "-c", script], check=True)

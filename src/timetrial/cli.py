@@ -139,7 +139,7 @@ def launch(
         words += [flag, value] if value is not None else []
     for text in sets or []:
         words += ["--set", text]
-    print(launching.describe(cluster, [str(word) for word in words], name=config.workload))
+    print(launching.describe(cluster, [str(word) for word in words], config))
 
 
 @app.command()

@@ -226,6 +226,11 @@ class RunConfig:
     submission: Submission = field(default_factory=Submission)
 
     @property
+    def official(self) -> bool:
+        """Whether the run goes by a round's closed-division definition."""
+        return self.preset == "official"
+
+    @property
     def flops_per_step(self) -> float:
         """Model FLOP of one optimizer step over all ranks."""
         return self.plan.gbs * float(self.model.flops_per_sample(self.data.seq_len, frozen=self.lora is not None))

@@ -6,20 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
 
 
 class StepClock:
     """Seconds of one step by phase. What no phase claims is `other`.
 
-    On a GPU kernels run after the call that started them returns, so each phase ends with a
-    synchronisation, and only when `synchronise` asks for this breakdown.
+    These are times of the host: on a GPU, kernels run on after the call that started them has returned.
     """
 
-    def __init__(self, device: torch.device, synchronise: bool = False) -> None:
-        self._wait = device.type == "cuda" and synchronise
+    def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
@@ -34,8 +30,6 @@ class StepClock:
         try:
             yield
         finally:
-            if self._wait:
-                torch.cuda.synchronize()
             self._seconds[name] += time.perf_counter() - began
 
     def add(self, name: str, seconds: float) -> None:

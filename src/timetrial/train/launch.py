@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from timetrial.config import RunConfig
+
 RENDEZVOUS_PORT = 29_500
 GRACE_S = 5.0
 """How long the other ranks may take to end by themselves when one has failed."""
@@ -143,16 +145,27 @@ srun --kill-on-bad-exit=1 bash -c {shlex.quote(line)}
 """
 
 
-def describe(cluster: Cluster, arguments: list[str], name: str) -> str:
+def missing(config: RunConfig) -> list[str]:
+    """What the job needs and was not told, as comments to stand above its lines."""
+    notes = []
+    if config.official and config.data.path is None:
+        notes.append("# add --data DIR: the token files that `timetrial data build` makes")
+    if config.init.kind == "hf" and config.init.path is None:
+        notes.append("# add --set init.path=DIR: the pretrained weights as Hugging Face safetensors")
+    return notes
+
+
+def describe(cluster: Cluster, arguments: list[str], config: RunConfig) -> str:
     """Both ways to start the job, as `timetrial launch` prints them."""
     return "\n".join(
         (
+            *missing(config),
             f"# on every one of the {cluster.nodes} nodes ({cluster.ranks} ranks); HEAD_NODE names the first:"
             if cluster.nodes > 1
             else "# on the node:",
             torchrun_line(cluster, arguments),
             "",
             "# or save what follows and `sbatch` it:",
-            sbatch_script(cluster, arguments, name).rstrip(),
+            sbatch_script(cluster, arguments, config.workload).rstrip(),
         )
     )

@@ -139,7 +139,7 @@ class Trainer:
 
     def _steps(self, loader: Loader) -> str:
         config, progress = self.config, self.progress
-        clock = StepClock(self.engine.device)
+        clock = StepClock()
         while (status := self._ended()) is None:
             clock.start()
             if config.checkpoint_every and progress.step and progress.step % config.checkpoint_every == 0:
