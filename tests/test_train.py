@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,3 +248,15 @@ def test_a_run_goes_on_under_other_plans(undisturbed, tmp_path):
         assert f"resuming at step {steps - 5}" in done.stderr
     assert [row[0] for row in curve(run)] == pytest.approx([row[0] for row in curve(one)], rel=1e-4)
     assert [row[3] for row in curve(run)] == [row[3] for row in curve(one)]
+
+
+def test_a_run_killed_before_its_result_was_written_gets_it(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    (run / "result.json").unlink()
+    log = (run / "result_0.txt").read_text()
+    done = timetrial("train", "llama31_8b", "--out", run, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "result.json").read_text())["steps"] == 40
+    assert curve(run) == curve(undisturbed)
+    assert len((run / "result_0.txt").read_text().splitlines()) == len(log.splitlines())

@@ -131,7 +131,8 @@ def _run(
 
 def _take_up(config: RunConfig, run: RunDir, restored: Restored | None, process: Process) -> None:
     """What a resumed run replaces, once it is sure that it can go on."""
-    if restored and config.max_steps is not None and restored.step >= config.max_steps:
+    ended = run.result.exists()  # a run killed between its last checkpoint and its result has that yet to write
+    if restored and ended and config.max_steps is not None and restored.step >= config.max_steps:
         raise UserError(
             f"--resume: {run.path} is at step {restored.step:,} and was to stop there; give a higher --max-steps"
         )
