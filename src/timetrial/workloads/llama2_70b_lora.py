@@ -156,7 +156,7 @@ def mini() -> RunConfig:
         ),
         evaluation=Evaluation(
             metric="evaluation loss",
-            target=5.55,
+            target=5.4,
             every_samples=320,
             samples=75,
             skip_first=2,
