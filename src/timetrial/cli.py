@@ -17,7 +17,7 @@ from timetrial.errors import RunFailed, UserError
 
 app = typer.Typer(
     name="timetrial",
-    help="Train, serve and predict the MLPerf workloads from one definition.",
+    help="Train the MLPerf workloads to their targets, from one definition.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    """Train, serve and predict the MLPerf workloads from one definition."""
+    """Train the MLPerf workloads to their targets, from one definition."""
     if show:
         print(f"timetrial {__version__}")
         raise typer.Exit
