@@ -146,7 +146,9 @@ def mini() -> RunConfig:
         model=LlamaConfig(vocab_size=2048, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=448),
         data=Data(source="sotu", seq_len=128, tokenizer="sotu-2048"),
         optim=Optim(base_lr=3e-3, end_lr=3e-4, warmup_steps=50, decay_steps=700),
-        evaluation=Evaluation(metric="log perplexity", target=4.3, every_samples=400, samples=256, max_samples=8 * 1200),
+        evaluation=Evaluation(
+            metric="log perplexity", target=4.3, every_samples=400, samples=256, max_samples=8 * 1200
+        ),
         plan=Plan(mbs=8, gbs=8, precision="fp32"),
         checkpoint_every=100,
     )
