@@ -26,6 +26,10 @@ def test_dp_is_what_the_other_axes_leave() -> None:
     plan = parse_plan("tp=2, pp=2,gbs=32,order=tp-cp-pp-dp,compile=true", Plan(mbs=4, dp=9), nproc=16)
     assert plan == Plan(tp=2, pp=2, dp=4, gbs=32, mbs=4, order="tp-cp-pp-dp", compile=True)
     assert parse_plan("", Plan(gbs=8), nproc=8).dp == 8
+    plan = parse_plan("shard=4,zero=1", Plan(gbs=8), nproc=8)
+    assert (plan.shard_size, plan.zero_stage) == (4, 1)
+    assert [Plan(dp=2, pp=pp).zero_stage for pp in (1, 2)] == [3, 1]
+    assert parse_plan("zero=none,cp=2", plan, nproc=8).zero_stage == 3
     assert parse_plan("dp=3", Plan(), nproc=8).dp == 3  # as asked; validate then refuses it
 
 
@@ -74,6 +78,11 @@ WORKING = Plan(tp=2, cp=2, dp=2, pp=2, vp=2, mbs=2, gbs=16)
         ({"model": {"tied": True}}, "model.tied"),
         ({"order": "tp-cp-dp"}, "order=tp-cp-dp must name each"),
         ({"order": "tp-tp-dp-pp"}, "must name each"),
+        ({"shard": 3}, "shard=3 does not divide dp=2 x cp=2 = 4 ranks; set shard to one of 1, 2, 4, or 0 for all"),
+        ({"shard": -2}, "shard=-2 does not divide"),
+        ({"zero": 0}, "zero=0 is unknown; use 1, 2 or 3"),
+        ({"zero": 3}, "zero=3 drops a block .* vp=2 gathers whole stages .* set zero=1"),
+        ({"vp": 1, "gbs": 16, "schedule": "zb", "zero": 2}, "zero=2 drops .* schedule=zb gathers .* set zero=1"),
         ({"ep": 2}, "mixture-of-experts"),
         ({"precision": "fp8"}, "precision=fp8 is unknown"),
         ({"recompute": "ful"}, "did you mean full"),
@@ -132,8 +141,36 @@ def test_any_order_is_one_mesh(order: str) -> None:
         assert sorted(r for group in groups for r in group) == list(range(120))
         assert all(b - a == mesh.stride(axis) for g in groups for a, b in itertools.pairwise(g))
     ranks = mesh.rank_tensor()
-    assert ranks.shape == tuple(mesh.sizes[axis] for axis in CANONICAL)
-    assert ranks[3, 2, 1, 1].item() == mesh.rank(pp=3, dp=2, cp=1, tp=1)
+    axes = ("pp", *mesh.data_axes, "tp")
+    assert sorted(axes) == sorted(CANONICAL)
+    assert ranks.shape == tuple(mesh.sizes[axis] for axis in axes)
+    assert ranks[3, 1, 1, 1].item() == mesh.rank(**dict(zip(axes, (3, 1, 1, 1), strict=True)))
+
+
+@pytest.mark.parametrize("order", ["-".join(p) for p in itertools.permutations(AXES)])
+def test_shard_groups_are_the_nearest_ranks(order: str) -> None:
+    """Groups of 4 of dp x cp = 12 ranks, with the replicas across them; every other choice reaches further."""
+    mesh = Mesh.of(Plan(tp=2, cp=3, dp=4, pp=5, shard=4, order=order))
+    shards, replicas = mesh.shard_groups(), mesh.replicate_groups()
+    assert len(shards) == 30
+    assert len(replicas) == 40
+    for groups, size in ((shards, 4), (replicas, 3)):
+        assert {len(group) for group in groups} == {size}
+        assert sorted(r for group in groups for r in group) == list(range(120))
+    whole = {tuple(sorted(group)) for group in mesh.groups("dp", "cp")}
+    for copy in whole:
+        inside = sorted(group for group in shards if set(group) <= set(copy))
+        assert [r for group in inside for r in group] == list(copy)  # cut in the order of ranks
+    for group in replicas:
+        assert len({i for i, shard in enumerate(shards) for r in group if r in shard}) == 3
+
+
+def test_a_shard_group_of_72_lies_in_its_domain() -> None:
+    text = describe(Plan(dp=144, shard=72, gbs=144), gpus_per_node=4, domain=72)
+    assert "shard    72    2 groups, each over 18 nodes; all within one domain" in text
+    assert "           0-71\n           72-143\n" in text
+    assert "replicate 2     72 groups, each over 2 nodes; each over 2 domains\n           0, 72\n" in text
+    assert "shard" not in describe(Plan(dp=144, gbs=144))
 
 
 def test_record_mappings_of_2496_ranks() -> None:

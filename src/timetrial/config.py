@@ -43,6 +43,12 @@ class Plan:
     """Expert parallel degree, ranks."""
     dp: int = 1
     """Data parallel degree, ranks."""
+    shard: int = 0
+    """Ranks of dp x cp over which parameters, gradients and optimizer states are sharded; 0: all of them. Groups of
+    that size are replicas of each other, whose gradients are all-reduced (hybrid sharding, HSDP)."""
+    zero: int | None = None
+    """What is sharded also within a step: 1 neither parameters nor gradients, 2 gradients, 3 both (the stages of
+    ZeRO). None: 3, and 1 with pipeline stages."""
     order: str = "tp-cp-dp-pp"
     """Axes from the fastest to the slowest varying over the ranks."""
     mbs: int = 1
@@ -67,6 +73,16 @@ class Plan:
     def grad_accumulation_steps(self) -> int:
         """Micro batches that one data parallel rank runs per optimizer step."""
         return self.gbs // (self.mbs * self.dp)
+    @property
+    def shard_size(self) -> int:
+        """Ranks that share one copy of the parameters of a tensor and pipeline rank."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def zero_stage(self) -> int:
+        """`zero`, chosen where the plan leaves it open."""
+        return self.zero or (3 if self.pp == 1 else 1)
+
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,17 @@ ENDS = (2 * VOCAB * DIM + DIM) * FLOAT
 BOTH = (0, 1)
 
 PLANS = {
-    "dp": Plan(dp=2, mbs=2, precision="fp32"),
+    "dp, zero 3": Plan(dp=2, mbs=2, precision="fp32"),
+    "dp, zero 2": Plan(dp=2, mbs=2, zero=2, precision="fp32"),
+    "dp, zero 1": Plan(dp=2, mbs=2, zero=1, precision="fp32"),
     "tp": Plan(tp=2, mbs=GBS, precision="fp32"),
     "cp": Plan(cp=2, mbs=GBS, precision="fp32"),
     "pp": Plan(pp=2, mbs=2, precision="fp32"),
     "pp interleaved": Plan(pp=2, vp=2, mbs=2, precision="fp32"),
+}
+HYBRID = {f"zero {zero}": Plan(dp=4, shard=2, mbs=1, zero=zero, precision="fp32") for zero in (1, 2, 3)} | {
+    "pp": Plan(pp=2, dp=2, mbs=1, precision="fp32"),
+    "pp, zero 3": Plan(pp=2, dp=2, mbs=1, zero=3, precision="fp32"),
 }
 
 
@@ -52,8 +58,14 @@ def calls() -> list[dict[str, list[Collective]]]:
     return run_world(record, 2, PLANS)
 
 
-def of(kind: str, size: int, times: int) -> dict[Collective, int]:
-    return {Collective(kind, BOTH, size): times}
+@pytest.fixture(scope="module")
+def hybrid() -> list[dict[str, list[Collective]]]:
+    """Likewise on four ranks."""
+    return run_world(record, 4, HYBRID)
+
+
+def of(kind: str, size: int, times: int, ranks: tuple[int, ...] = BOTH) -> dict[Collective, int]:
+    return {Collective(kind, ranks, size): times}
 
 
 def test_every_rank_makes_the_same_collectives_in_the_same_order(calls: list[dict[str, list[Collective]]]) -> None:
@@ -62,18 +74,51 @@ def test_every_rank_makes_the_same_collectives_in_the_same_order(calls: list[dic
         assert one == other
 
 
-def test_dp_reduces_once_a_step(calls: list[dict[str, list[Collective]]]) -> None:
-    """Parameters are gathered per block, both ways, for each micro batch; gradients are reduced after the last."""
+def sharding(zero: int, micro_batches: int, ranks: tuple[int, ...] = BOTH) -> dict[Collective, int]:
+    """What FSDP sends in a step, by the table in `fsdp.py`; the unit outside the blocks is gathered once a use."""
+    gathers = {1: (1, 1), 2: (1, 1), 3: (2 * micro_batches, micro_batches)}[zero]
+    reductions = 1 if zero == 1 else micro_batches
+    return (
+        of("all_gather", BLOCK, LAYERS * gathers[0], ranks)
+        | of("all_gather", ENDS, gathers[1], ranks)
+        | of("reduce_scatter", BLOCK, LAYERS * reductions, ranks)
+        | of("reduce_scatter", ENDS, reductions, ranks)
+    )
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_dp_gathers_and_reduces_as_its_stage_says(zero: int, calls: list[dict[str, list[Collective]]]) -> None:
     micro_batches = GBS // 2 // 2
-    found = Counter(calls[0]["dp"])
-    reduced = of("reduce_scatter", BLOCK, LAYERS) | of("reduce_scatter", ENDS, 1)
-    assert {c: n for c, n in found.items() if c.kind == "reduce_scatter"} == reduced
-    gathered = of("all_gather", BLOCK, micro_batches * 2 * LAYERS) | of("all_gather", ENDS, micro_batches)
-    assert {c: n for c, n in found.items() if c.kind == "all_gather"} == gathered
-    assert set(found) == set(reduced) | set(gathered)
-    order = [c.kind for c in calls[0]["dp"]]
-    before_the_last_backward = (micro_batches - 1) * (2 * LAYERS + 1) + LAYERS + 1
-    assert set(order[:before_the_last_backward]) == {"all_gather"}
+    assert micro_batches > 1
+    found = calls[0][f"dp, zero {zero}"]
+    assert Counter(found) == sharding(zero, micro_batches)
+    if zero == 1:  # nothing is sent between the first forward and the last backward
+        assert [c.kind for c in found] == ["all_gather"] * (LAYERS + 1) + ["reduce_scatter"] * (LAYERS + 1)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_hsdp_sends_shards_alone_between_its_groups(zero: int, hybrid: list[dict[str, list[Collective]]]) -> None:
+    """Gathers and reduce-scatters stay in the shard group; once a step a shard is all-reduced over its replicas."""
+    micro_batches = GBS // 4
+    for rank, shards, replicas in ((0, (0, 1), (0, 2)), (3, (2, 3), (1, 3))):
+        between = of("all_reduce", BLOCK // 2, LAYERS, replicas) | of("all_reduce", ENDS // 2, 1, replicas)
+        assert Counter(hybrid[rank][f"zero {zero}"]) == sharding(zero, micro_batches, shards) | between
+
+
+def test_pp_keeps_blocks_gathered_unless_told_otherwise(hybrid: list[dict[str, list[Collective]]]) -> None:
+    """Over two stages of two blocks and an end each: as without a pipeline, on half of the layers."""
+    micro_batches = GBS // 2
+    for rank in range(4):
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        blocks = [
+            {
+                kind: Counter(hybrid[rank][name])[Collective(kind, ranks, BLOCK)]
+                for kind in ("all_gather", "reduce_scatter")
+            }
+            for name in ("pp", "pp, zero 3")
+        ]
+        assert blocks[0] == {"all_gather": LAYERS // 2, "reduce_scatter": LAYERS // 2}
+        assert blocks[1] == {"all_gather": LAYERS * micro_batches, "reduce_scatter": LAYERS // 2 * micro_batches}
 
 
 def test_tp_gathers_and_scatters_tokens_twice_a_block(calls: list[dict[str, list[Collective]]]) -> None:

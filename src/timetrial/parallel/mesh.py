@@ -7,6 +7,10 @@ with `tp-cp-dp-pp` tensor-parallel neighbours are ranks r and r+1, pipeline neig
 All of it is arithmetic on integers and works for any number of ranks without a process group; only
 `device_mesh` makes torch's. Torch's mesh always has the axes (pp, dp, cp, tp), and the rank tensor it
 is built from is permuted: code above never needs to know the order.
+
+Parameters are sharded over dp and cp as one axis, in runs of `plan.shard` ranks whose neighbours lie as
+near as the order allows: dp x cp = replicate x shard, and (pp, replicate, shard, tp) is another view of
+the same ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 CANONICAL = ("pp", "dp", "cp", "tp")
-"""Axes of torch's mesh. dp and cp are neighbours: parameters are sharded over both as one."""
+"""Axes by which ranks are told apart. In torch's mesh dp and cp may change places: see `data_axes`."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class Mesh:
     """Axis -> degree."""
     order: tuple[str, ...]
     """Axes from the fastest to the slowest varying."""
+    shard: int
+    """Ranks of a shard group, a divisor of dp x cp."""
 
     @classmethod
     def of(cls, plan: Plan) -> Mesh:
         """The mesh of `plan`, whose order must be a permutation of the axes (`plan.validate`)."""
-        return cls({axis: getattr(plan, axis) for axis in AXES}, tuple(plan.order.split("-")))
+        return cls({axis: getattr(plan, axis) for axis in AXES}, tuple(plan.order.split("-")), plan.shard_size)
 
     @property
     def world_size(self) -> int:
@@ -73,19 +79,50 @@ class Mesh:
         firsts = (r for r in range(self.world_size) if all(self.coordinates(r)[axis] == 0 for axis in axes))
         return [self.group(first, *axes) for first in firsts]
 
+    @property
+    def data_axes(self) -> tuple[str, str]:
+        """dp and cp, the slower varying first."""
+        slower, faster = sorted(("dp", "cp"), key=self.order.index, reverse=True)
+        return slower, faster
+
+    def shard_groups(self) -> list[list[int]]:
+        """Ranks that share one copy of their parameters."""
+        n = self.shard
+        return [g[i : i + n] for g in self.groups(*self.data_axes) for i in range(0, len(g), n)]
+
+    def replicate_groups(self) -> list[list[int]]:
+        """Ranks that hold the same shard, one of each shard group."""
+        n = self.shard
+        return [g[i::n] for g in self.groups(*self.data_axes) for i in range(n)]
+
     def rank_tensor(self) -> torch.Tensor:
-        """Ranks [pp, dp, cp, tp]."""
+        """Ranks [pp, *data_axes, tp]."""
         import torch
 
-        spans = [range(self.sizes[axis]) for axis in CANONICAL]
-        ranks = [self.rank(**dict(zip(CANONICAL, point, strict=True))) for point in itertools.product(*spans)]
-        return torch.tensor(ranks, dtype=torch.int).view([self.sizes[axis] for axis in CANONICAL])
+        axes = ("pp", *self.data_axes, "tp")
+        spans = [range(self.sizes[axis]) for axis in axes]
+        ranks = [self.rank(**dict(zip(axes, point, strict=True))) for point in itertools.product(*spans)]
+        return torch.tensor(ranks, dtype=torch.int).view([self.sizes[axis] for axis in axes])
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """Torch's mesh with axes pp, dp, cp, tp. Needs the process group; collective."""
         from torch.distributed.device_mesh import DeviceMesh
 
-        return DeviceMesh(device_type, self.rank_tensor(), mesh_dim_names=CANONICAL)
+        return DeviceMesh(device_type, self.rank_tensor(), mesh_dim_names=("pp", *self.data_axes, "tp"))
+
+    def fsdp_mesh(self, mesh: DeviceMesh) -> DeviceMesh | None:
+        """The view of `mesh` that parameters are sharded over, of this rank.
+
+        One axis where all ranks of dp x cp share a copy, else (replicate, shard); None where there is one
+        such rank. Collective.
+        """
+        ranks = self.sizes["dp"] * self.sizes["cp"]
+        if ranks == 1:
+            return None
+        both = mesh[self.data_axes]._flatten("fsdp")
+        if self.shard == ranks:
+            return both
+        return both._unflatten(0, (ranks // self.shard, self.shard), ("replicate", "shard"))
 
 
 def describe(plan: Plan, gpus_per_node: int = 8, domain: int | None = None) -> str:
@@ -103,11 +140,12 @@ def describe(plan: Plan, gpus_per_node: int = 8, domain: int | None = None) -> s
         + (f", scale-up domains of {domain}" if domain != gpus_per_node else "")
         + f"; order {plan.order}, fastest first"
     ]
-    views: list[tuple[str, tuple[str, ...]]] = [(axis, (axis,)) for axis in mesh.order]
+    views = [(axis, mesh.groups(axis)) for axis in mesh.order]
     if plan.dp > 1 and plan.cp > 1:
-        views.append(("dp x cp", ("dp", "cp")))
-    for name, axes in views:
-        groups = mesh.groups(*axes)
+        views.append(("dp x cp", mesh.groups("dp", "cp")))
+    if plan.shard_size < plan.dp * plan.cp:
+        views += [("shard", mesh.shard_groups()), ("replicate", mesh.replicate_groups())]
+    for name, groups in views:
         size = len(groups[0])
         if size == 1:
             lines.append(f"  {name:8} 1")

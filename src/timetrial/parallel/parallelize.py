@@ -59,7 +59,7 @@ def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> E
     plan = config.plan
     mesh = Mesh.of(plan).device_mesh(device.type)
     stages = pipeline.cut(model, plan, mesh.get_local_rank("pp"))
-    shard = mesh["dp", "cp"]._flatten("fsdp") if plan.dp * plan.cp > 1 else None
+    shard = ranks.fsdp_mesh(mesh)
     for stage in stages.values():
         if plan.tp > 1:
             tensor.apply(stage, tensor.table_of(config.model), mesh["tp"])
@@ -69,7 +69,7 @@ def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> E
         if shard is None:
             stage.to(device)
         else:  # moves one block at a time to the device, and keeps only this rank's part there
-            fsdp.apply(stage, shard, plan.precision, reshard_after_forward=plan.pp == 1)
+            fsdp.apply(stage, shard, plan.precision, plan.zero_stage)
     part = pipeline.joined(model, stages)
     if plan.pp == 1:
         return sharded.Sharded(part, plan, mesh, device)

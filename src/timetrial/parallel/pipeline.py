@@ -11,7 +11,8 @@ r, r + pp, r + 2 pp, ... or, in the V-shaped schedule, r and 2 pp - 1 - r.
 | zbv, vp = 2       | ScheduleZBVZeroBubble (the same, section 6)                            |
 
 Micro batches keep the gradient of one rank: their losses are sums divided by the step's token count, so
-schedules must not scale (`scale_grads=False`), and FSDP reduces after the last of them.
+schedules must not scale (`scale_grads=False`), and FSDP reduces after the last of them, unless the plan's
+`zero` is above 1, which the plain 1F1B allows.
 
 Shapes are known from the plan, so nothing is sent to agree on them. Evaluation is a plain forward chain
 here, for a schedule prepares itself anew each time it changes between training and evaluation; its batches
@@ -29,10 +30,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.microbatch import _Replicate
 
 from timetrial.config import Plan
 from timetrial.errors import UserError
+from timetrial.parallel import fsdp
 from timetrial.parallel.engine import NoTimer, Timer
 from timetrial.parallel.plan import split_layers, stage_rank
 
@@ -77,10 +80,11 @@ def joined(model: nn.Module, stages: dict[int, nn.Module]) -> nn.Module:
     return whole
 
 
-class TimedStage(PipelineStage):
+class Stage(PipelineStage):
     """A stage that tells a timer its forward and backward work; waiting for others is in neither."""
 
     timer: Timer = NoTimer()
+    zero: int = 1
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("forward"):
@@ -93,6 +97,14 @@ class TimedStage(PipelineStage):
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with self.timer.phase("backward"):
             return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if self.zero == 1:  # torch's own way: nothing is reduced or dropped before the step ends
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        fsdp.last_micro_batch(self.submod, self.zero, last_backward)
+        return stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]), None
 
 
 class Pipeline:
@@ -124,7 +136,7 @@ class Pipeline:
             between = torch.empty(shape_BTD, dtype=dtype, requires_grad=True)
             logits = torch.empty(mbs, seq_len, vocab_part, dtype=dtype, requires_grad=True)
         self.torch_stages = [
-            TimedStage(
+            Stage(
                 module,
                 index,
                 total,
@@ -135,6 +147,8 @@ class Pipeline:
             )
             for index, module in stages.items()
         ]
+        for stage in self.torch_stages:
+            stage.zero = plan.zero_stage
         self.schedule = self._schedule(loss_fn)
 
     def _schedule(self, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> Any:

@@ -16,6 +16,7 @@ from timetrial.workloads.workload import suggest
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTES = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "zb", "zbv")
+ZERO = (1, 2, 3)
 DEGREES = ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")
 
 
@@ -65,9 +66,11 @@ def validate(plan: Plan, config: RunConfig, world: int) -> None:
     _check_names(plan)
     _check_world(plan, world)
     _check_batch(plan)
+    _check_sharding(plan)
     _check_model(plan, config)
     _check_sequence(plan, config.data.seq_len)
     _check_pipeline(plan, config)
+    _check_gpu(plan, config)
 
 
 def _check_names(plan: Plan) -> None:
@@ -99,6 +102,24 @@ def _check_batch(plan: Plan) -> None:
         raise UserError(
             f"gbs={plan.gbs} is not a multiple of mbs={plan.mbs} x dp={plan.dp} = {share}; "
             f"set gbs={values}, or change mbs"
+        )
+
+
+def _check_sharding(plan: Plan) -> None:
+    copies = plan.dp * plan.cp
+    if plan.shard < 0 or copies % plan.shard_size:
+        fitting = [n for n in range(1, copies + 1) if copies % n == 0]
+        raise UserError(
+            f"shard={plan.shard} does not divide dp={plan.dp} x cp={plan.cp} = {copies} ranks; "
+            f"set shard to one of {', '.join(map(str, fitting))}, or 0 for all"
+        )
+    if plan.zero is not None and plan.zero not in ZERO:
+        raise UserError(f"--plan: zero={plan.zero} is unknown; use 1, 2 or 3")
+    if plan.zero_stage > 1 and plan.pp > 1 and (plan.vp > 1 or plan.schedule != "1f1b"):
+        what = f"vp={plan.vp}" if plan.vp > 1 else f"schedule={plan.schedule}"
+        raise UserError(
+            f"zero={plan.zero} drops a block after each use, but the schedule of {what} gathers whole stages and keeps "
+            f"their gradients until a step ends; set zero=1, or schedule=1f1b and vp=1"
         )
 
 

@@ -41,7 +41,7 @@ class _Distributed(Engine):
         keep = all(self.coordinates[axis] == 0 for axis in ("dp", "cp", "tp"))  # rank 0's pipeline
         weights = {}
         for name, p in self.parameters_named():
-            whole = p.full_tensor() if isinstance(p, DTensor) else p.detach()
+            whole = gathered(p) if isinstance(p, DTensor) else p.detach()
             if keep:
                 weights[name] = whole.cpu()
         if self.plan.pp == 1 or not keep:
@@ -96,6 +96,13 @@ class _Distributed(Engine):
             tensor.finish_gradients([p for _, p in self.parameters_named()])
 
 
+def gathered(x: DTensor) -> Tensor:
+    """All of `x`. Collective; data-parallel shards first, for they are cut from tensor-parallel parts."""
+    if x.device_mesh.ndim > 1:
+        x = x.redistribute(placements=[*(Replicate() for _ in x.placements[:-1]), x.placements[-1]])
+    return x.full_tensor()
+
+
 class Sharded(_Distributed):
     """Data, tensor and context parallelism: every rank has every layer."""
 
@@ -104,7 +111,7 @@ class Sharded(_Distributed):
         self.model.train()
         total = torch.zeros((), device=self.device)
         for i, batch in enumerate(micro_batches):
-            fsdp.last_micro_batch(self.model, i + 1 == len(micro_batches))
+            fsdp.last_micro_batch(self.model, self.plan.zero_stage, i + 1 == len(micro_batches))
             with timer.phase("forward"):
                 loss_sum = self._loss_sum(batch)
             with timer.phase("backward"):

@@ -35,9 +35,3 @@ def build_model(config: RunConfig, weights: Path | None, device: str | torch.dev
     if config.lora is not None:
         lora.apply(model, config.lora, seed=config.seed)
     return model
-
-
-def count_parameters(config: RunConfig) -> tuple[int, int]:
-    """(all, trainable) parameters, elements, counted on the meta device."""
-    parameters = list(empty_model(config).parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)

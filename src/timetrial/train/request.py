@@ -45,7 +45,7 @@ def resolve(
     if resume_from is not None:
         config = _resumed(workload, resume_from)
         if _names_degree(plan):  # a new mapping, not an addition to the old one
-            one_rank = dataclasses.replace(config.plan, tp=1, cp=1, pp=1, vp=1, ep=1, dp=1)
+            one_rank = dataclasses.replace(config.plan, tp=1, cp=1, pp=1, vp=1, ep=1, dp=1, shard=0, zero=None)
             config = dataclasses.replace(config, plan=one_rank)
         other_threads = threads is not None and threads != config.threads  # sums would round differently
         if sets or round_ or seed is not None or other_threads:
