@@ -63,6 +63,10 @@ class Plan:
     """Pipeline schedule: 1f1b (interleaved when vp > 1), zb (zero bubble) or zbv (V-shaped zero bubble, vp=2)."""
     compile: bool = False
     """Run each block under torch.compile."""
+    graph: bool = False
+    """Replay the whole step as one CUDA graph."""
+    async_tp: bool = False
+    """Overlap tensor-parallel communication with its products, in compiled blocks on GPUs."""
 
     @property
     def world_size(self) -> int:
@@ -73,6 +77,7 @@ class Plan:
     def grad_accumulation_steps(self) -> int:
         """Micro batches that one data parallel rank runs per optimizer step."""
         return self.gbs // (self.mbs * self.dp)
+
     @property
     def shard_size(self) -> int:
         """Ranks that share one copy of the parameters of a tensor and pipeline rank."""
@@ -82,7 +87,6 @@ class Plan:
     def zero_stage(self) -> int:
         """`zero`, chosen where the plan leaves it open."""
         return self.zero or (3 if self.pp == 1 else 1)
-
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,14 @@ from timetrial.optim import schedule
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
-def build(parameters: NamedParameters, optim: Optim, fused: bool = False) -> torch.optim.AdamW:
+def build(
+    parameters: NamedParameters, optim: Optim, fused: bool = False, capturable: bool = False
+) -> torch.optim.AdamW:
     """AdamW over those of the named `parameters` that require a gradient, set to the rate of step 0.
 
     Two groups, `decay` True and False in this order; an empty one is left out. `fused` takes torch's
-    fused kernel (CPU, CUDA) in place of a few passes over all tensors. Raises UserError when `optim`
+    fused kernel (CPU, CUDA) in place of a few passes over all tensors; `capturable` lets a CUDA graph record
+    the update. Raises UserError when `optim`
     is no AdamW or nothing is to be trained.
     """
     if optim.name != "adamw":
@@ -54,6 +57,7 @@ def build(parameters: NamedParameters, optim: Optim, fused: bool = False) -> tor
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
         fused=fused,
+        capturable=capturable,
     )
 
 
@@ -62,7 +66,7 @@ def decays(name: str, parameter: Tensor, optim: Optim) -> bool:
     return optim.decay_norms or not (parameter.ndim < 2 or name.endswith(".bias"))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of all groups for the next step."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """The rate of all groups for the next step; of all following ones where it is a tensor, a scalar."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -87,9 +87,10 @@ class Engine(ABC):
         held = [self.held_part(p.grad) for p in self.model.parameters() if p.grad is not None]
         own = torch.zeros((), device=self.device)
         if held:
-            norms = torch.stack([norm.float() for norm in torch._foreach_norm([part for part, _ in held])])
-            roots = torch.tensor([copies**-0.5 for _, copies in held], device=self.device)
-            own = torch.linalg.vector_norm(norms * roots)
+            norms = [norm.float() for norm in torch._foreach_norm([part for part, _ in held])]
+            if any(copies > 1 for _, copies in held):  # scalars, since a CUDA graph copies nothing from the host
+                norms = list(torch._foreach_mul(norms, [copies**-0.5 for _, copies in held]))
+            own = torch.linalg.vector_norm(torch.stack(norms))
         norm = self.norm_over_ranks(own)
         if held:  # 1e-6 as in Megatron-Core and in torch
             torch._foreach_mul_([part for part, _ in held], (max_norm / (norm + 1e-6)).clamp(max=1.0))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from timetrial.config import Plan, RunConfig
+from timetrial.parallel import cuda
 from timetrial.parallel.engine import Engine, OneRank
 from timetrial.parallel.plan import validate
 from timetrial.precision import bf16
@@ -32,6 +33,7 @@ def build(config: RunConfig, model_factory: Callable[[], nn.Module], device: tor
     device = torch.device(device)
     plan = config.plan
     validate(plan, config, dist.get_world_size() if dist.is_initialized() else 1)
+    cuda.check(plan, device)
     model = model_factory()
     if plan.precision == "bf16":
         bf16.convert(model)
@@ -45,7 +47,7 @@ def _per_block(model: nn.Module, plan: Plan) -> None:
     if plan.recompute != "none":
         from timetrial.parallel import recompute
 
-        recompute.apply(model, plan.recompute)
+        recompute.apply(model, plan.recompute, same_random_numbers=not plan.graph)
     if plan.compile:
         for block in model.get_submodule("layers").children():
             block.compile()
@@ -57,7 +59,10 @@ def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> E
     from timetrial.parallel.mesh import Mesh
 
     plan = config.plan
-    mesh = Mesh.of(plan).device_mesh(device.type)
+    ranks = Mesh.of(plan)
+    mesh = ranks.device_mesh(device.type)
+    if plan.async_tp:
+        cuda.asynchronous_tp(mesh.get_group("tp"))
     stages = pipeline.cut(model, plan, mesh.get_local_rank("pp"))
     shard = ranks.fsdp_mesh(mesh)
     for stage in stages.values():

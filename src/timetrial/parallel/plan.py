@@ -219,6 +219,20 @@ def _check_schedule(plan: Plan) -> None:
         )
 
 
+def _check_gpu(plan: Plan, config: RunConfig) -> None:
+    """Switches that mean something on GPUs only; whether there is one is for `cuda.check` to say."""
+    if plan.graph and plan.pp > 1:
+        raise UserError(f"graph=true cannot record the pipeline schedule of pp={plan.pp}; set graph=false or pp=1")
+    if plan.graph and plan.recompute != "none" and config.lora is not None and config.lora.dropout > 0:
+        raise UserError(
+            f"graph=true cannot draw the dropout of lora.dropout={config.lora.dropout} again for "
+            f"recompute={plan.recompute}; set recompute=none, lora.dropout=0 or graph=false"
+        )
+    if plan.async_tp and (plan.tp == 1 or not plan.compile):
+        missing = "tp above 1" if plan.tp == 1 else "compile=true"
+        raise UserError(f"async_tp=true needs {missing}: the compiler overlaps it; set {missing} or async_tp=false")
+
+
 def split_layers(n_layers: int, stages: int) -> list[tuple[bool, range, bool]]:
     """For each pipeline stage: has it the embedding, which layers, has it the head and the loss.
 

@@ -37,17 +37,21 @@ KEPT = frozenset(
 """Operators whose results selective recomputation keeps; context parallelism's ring too."""
 
 
-def apply(model: nn.Module, kind: str) -> None:
-    """Wrap every block of `model` in place; parameter names are kept but for a mark (`engine.plain_name`)."""
+def apply(model: nn.Module, kind: str, same_random_numbers: bool = True) -> None:
+    """Wrap every block of `model` in place; parameter names are kept but for a mark (`engine.plain_name`).
+
+    Without `same_random_numbers` the second run does not draw what the first drew; a CUDA graph cannot read
+    the generator for that.
+    """
     if kind == "none":
         return
     layers = model.get_submodule("layers")
     for name, block in list(layers.named_children()):
         if kind == "full":
-            wrapped = checkpoint_wrapper(block, preserve_rng_state=True)
+            wrapped = checkpoint_wrapper(block, preserve_rng_state=same_random_numbers)
         else:
             contexts = partial(create_selective_checkpoint_contexts, _keep)
-            wrapped = checkpoint_wrapper(block, context_fn=contexts, preserve_rng_state=True)
+            wrapped = checkpoint_wrapper(block, context_fn=contexts, preserve_rng_state=same_random_numbers)
         layers.register_module(name, wrapped)
 
 

@@ -25,7 +25,6 @@ from timetrial.config import RunConfig
 from timetrial.data.loader import Loader
 from timetrial.data.source import Source
 from timetrial.errors import RunFailed
-from timetrial.optim.adamw import set_learning_rate
 from timetrial.optim.schedule import learning_rate
 from timetrial.parallel.engine import Batch, Engine
 from timetrial.results.mllog import ResultLog
@@ -38,6 +37,7 @@ from timetrial.train.evaluate import evaluate
 from timetrial.train.process import Process
 from timetrial.train.rundir import RunDir
 from timetrial.train.state import run_state
+from timetrial.train.step import Step
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Trainer:
         process: Process,
         engine: Engine,
         optimizer: torch.optim.Optimizer,
+        step: Step,
         source: Source,
         checkpoints: Checkpointer,
         restored: Restored | None,
@@ -91,7 +92,7 @@ class Trainer:
         peak_flops_per_s: float | None,
     ) -> None:
         self.config, self.run, self.process = config, run, process
-        self.engine, self.optimizer, self.source = engine, optimizer, source
+        self.engine, self.optimizer, self.step, self.source = engine, optimizer, step, source
         self.checkpoints, self.log, self.display = checkpoints, log, display
         self.peak_flops_per_s = peak_flops_per_s
         self.progress = Progress(**restored.extra["progress"]) if restored else Progress()
@@ -132,6 +133,7 @@ class Trainer:
         finally:
             for number, handler in zip(signals, previous, strict=True):
                 signal.signal(number, handler)
+            self.step.close()
             loader.close()
             if self.files:
                 self.files.close()
@@ -169,21 +171,13 @@ class Trainer:
 
     def _step(self, micro_batches: list[Batch], loader: Loader, clock: StepClock) -> dict[str, float]:
         """Forward, backward, clip and update; the step's loss, gradient norm and learning rate."""
-        config, engine = self.config, self.engine
-        torch.manual_seed(stream(config.seed, f"step/{self.progress.step}/{engine.stream_name}"))
-        counts = torch.tensor(float(sum(int((b["labels"] >= 0).sum()) for b in micro_batches)), device=engine.device)
-        total_tokens = engine.reduce_sums(counts.double())
-        loss_sum = engine.train_step(micro_batches, total_tokens, timer=clock)
-        loss = float(engine.reduce_sums(loss_sum.double())) / float(total_tokens)
-        with clock.phase("optimizer"):
-            norm = float(engine.clip_grad_norm(config.optim.clip_norm))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._save_failure(loss, norm, loader)
-            lr = learning_rate(config.optim, self.progress.step)
-            set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return {"loss": loss, "lr": lr, "grad_norm": norm}
+        config, number = self.config, self.progress.step
+        torch.manual_seed(stream(config.seed, f"step/{number}/{self.engine.stream_name}"))
+        lr = learning_rate(config.optim, number)
+        made = self.step(micro_batches, lr, clock)
+        if not (math.isfinite(made.loss) and math.isfinite(made.grad_norm)):
+            self._save_failure(made.loss, made.grad_norm, loader)
+        return {"loss": made.loss, "lr": lr, "grad_norm": made.grad_norm}
 
     def _evaluate_if_due(self, samples_before: int) -> None:
         """Evaluate when this step passed an evaluation point; notes whether the target is met."""

@@ -15,7 +15,7 @@ from timetrial.data.source import Source, open_source
 from timetrial.errors import RunFailed, UserError
 from timetrial.models import lora
 from timetrial.optim import adamw
-from timetrial.parallel import parallelize
+from timetrial.parallel import cuda, parallelize
 from timetrial.report import html
 from timetrial.results import summary
 from timetrial.results.mllog import ResultLog
@@ -33,6 +33,7 @@ from timetrial.train.peak import matmul_flops_per_s
 from timetrial.train.process import Process, lost_peer
 from timetrial.train.rundir import RunDir, create, discard, refuse_finished, reopen
 from timetrial.train.state import load_state
+from timetrial.train.step import make_step
 
 
 def train_run(
@@ -60,6 +61,7 @@ def _train(
     config: RunConfig, out: Path, resume: bool, command: str, export: Path | None, quiet: bool, process: Process
 ) -> dict[str, Any]:
     config = replace(config, threads=config.threads or threads.choose(process))
+    cuda.check(config.plan, process.device)
     check_init(config)
     source = open_source(config.data)
     check_fit(config, source)
@@ -98,7 +100,7 @@ def _run(
         log.init_start(config)
         peak = _peak(config, process)
         engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
-        optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True)
+        optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True, capturable=config.plan.graph)
         checkpoints = open_until_the_end.enter_context(Checkpointer(run.checkpoints, keep=config.keep_checkpoints))
         restored = None
         if resume:
@@ -113,7 +115,10 @@ def _run(
         log.hyperparameters(config, train_samples=len(source.train), world_size=process.world_size)
         if process.main:
             write_atomic(run.environment, json.dumps(record(process.world_size, command), indent=2) + "\n")
-        trainer = Trainer(config, run, process, engine, optimizer, source, checkpoints, restored, log, display, peak)
+        make = make_step(config, engine, optimizer)
+        trainer = Trainer(
+            config, run, process, engine, optimizer, make, source, checkpoints, restored, log, display, peak
+        )
         try:
             status = trainer.train()
         except RuntimeError as error:

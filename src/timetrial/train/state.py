@@ -9,7 +9,8 @@ reads it into the model. Built on torch.distributed.checkpoint.state_dict, with 
 - Its way to make room for the state of a fresh optimizer is a step with zero gradients and learning
   rate zero, which leaves `step` at 1: an Adam that goes on from there corrects its bias as if it were
   one step older. Here `step` goes back to 0, which equals a fresh optimizer.
-- How an update is computed (fused, foreach, capturable) belongs to the process and is not stored.
+- How an update is computed (fused, foreach, capturable, a learning rate in a tensor) belongs to the process and
+  is not stored.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def model_state(
         state["optimizer"] = {
             "state": moments,
             "groups": {
-                str(index): {key: value for key, value in group.items() if key not in _HOW_NOT_WHAT}
+                str(index): {key: _plain(value) for key, value in group.items() if key not in _HOW_NOT_WHAT}
                 for index, group in enumerate(groups)
             },
         }
@@ -87,6 +88,10 @@ def load_model_state(
     stored = state["optimizer"]["groups"]
     merged = [{**group, **stored[str(index)]} for index, group in enumerate(groups)]
     set_optimizer_state_dict(model, optimizer, {"state": state["optimizer"]["state"], "param_groups": merged})
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], list[dict[str, Any]]]:
