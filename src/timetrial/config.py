@@ -16,6 +16,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -74,11 +75,6 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
-    def grad_accumulation_steps(self) -> int:
-        """Micro batches that one data parallel rank runs per optimizer step."""
-        return self.gbs // (self.mbs * self.dp)
-
-    @property
     def shard_size(self) -> int:
         """Ranks that share one copy of the parameters of a tensor and pipeline rank."""
         return self.shard or self.dp * self.cp
@@ -87,6 +83,11 @@ class Plan:
     def zero_stage(self) -> int:
         """`zero`, chosen where the plan leaves it open."""
         return self.zero or (3 if self.pp == 1 else 1)
+
+    @property
+    def grad_accumulation_steps(self) -> int:
+        """Micro batches that one data parallel rank runs per optimizer step."""
+        return self.gbs // (self.mbs * self.dp)
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,15 @@ class ModelConfig(Protocol):
         ...
 
     def create(self) -> Any:
-        """The model, an `nn.Module` with `init_weights(seed)`, on torch's default device."""
+        """The model, an `nn.Module`, on torch's default device, without meaningful values."""
         ...
 
-    def load_weights(self, model: Any, path: Path, resize_vocab: bool = False) -> None:
-        """Fill the model from pretrained weights in the format of its field."""
+    def init_parameter(self, name: str, parameter: Any, seed: int) -> None:
+        """Fill one whole parameter of the model, by its name, with its random initial value."""
+        ...
+
+    def read_weights(self, path: Path, names: Collection[str], resize_vocab: bool = False) -> Iterator[tuple[str, Any]]:
+        """(name, whole tensor) of the parameters `names` from pretrained weights in the format of its field."""
         ...
 
     def save_weights(self, model: Any, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,12 +10,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from timetrial.config import Data, Evaluation, Lora, Optim, Plan, RunConfig
-from timetrial.models import lora
 from timetrial.models.llama.config import LlamaConfig
-from timetrial.models.llama.model import Llama
 from timetrial.parallel.engine import Batch, Engine
+from timetrial.parallel.initial import Values, fill
 from timetrial.parallel.parallelize import build
+from timetrial.parallel.sharded import gathered
 from timetrial.seeding import stream
+from timetrial.train.build import InitialValues, empty_model
 
 MODEL = LlamaConfig(vocab_size=96, dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=64, init_std=0.05)
 SEQ_LEN = 32
@@ -47,14 +49,26 @@ def config_of(plan: Plan, adapters: Lora | None = None, model: LlamaConfig = MOD
     return RunConfig("w", "mini", "v5.1", model, data, Optim(), Evaluation("loss", 1.0, 1, 1), plan, lora=adapters)
 
 
-def model_of(config: RunConfig) -> nn.Module:
-    model = Llama(config.model)
-    model.init_weights(config.seed)
-    if config.lora is not None:
-        lora.apply(model, config.lora, config.seed)
-        for name, p in model.named_parameters():
+def values_of(config: RunConfig) -> Values:
+    """A run's initial values, but no adapter starts at zero."""
+
+    def values(shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in InitialValues(config, None)(shapes):
             if name.endswith("lora_b"):  # zeros leave A without a gradient, and a step without an effect
-                torch.nn.init.normal_(p, std=0.05, generator=torch.Generator().manual_seed(stream(1, name)))
+                value.normal_(std=0.05, generator=torch.Generator().manual_seed(stream(1, name)))
+            yield name, value
+
+    return values
+
+
+def engine_of(config: RunConfig) -> Engine:
+    return build(config, empty_model(config), values_of(config))
+
+
+def model_of(config: RunConfig) -> nn.Module:
+    """The whole model on one device."""
+    model = empty_model(config)
+    fill(model, values_of(config), "cpu")
     return model
 
 
@@ -84,7 +98,7 @@ def train(plan: Plan, steps: int, adapters: Lora | None = None, model: LlamaConf
     """Run `steps` optimizer steps under `plan` on this job's ranks, each on one thread."""
     torch.set_num_threads(1)  # on a few tokens a second thread costs more than it does
     config = config_of(replace(plan, gbs=GBS), adapters, model)
-    engine = build(config, lambda: model_of(config))
+    engine = engine_of(config)
     parameters = engine.parameters_named()
     optimizer = torch.optim.AdamW([p for _, p in parameters if p.requires_grad], lr=LR, betas=(0.9, 0.95), eps=1e-5)
     curve = Curve([], [], [evaluate(engine, plan)], {}, {}, {})
@@ -115,4 +129,4 @@ def evaluate(engine: Engine, plan: Plan) -> float:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    return (x.full_tensor() if isinstance(x, DTensor) else x).clone()
+    return (gathered(x) if isinstance(x, DTensor) else x).clone()

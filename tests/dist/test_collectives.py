@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from layouts import GBS, MODEL, SEQ_LEN, config_of, model_of, samples, share
+from layouts import GBS, MODEL, SEQ_LEN, config_of, engine_of, samples, share
 from world import run_world
 
 from timetrial.config import Plan
-from timetrial.parallel.parallelize import build
 from timetrial.parallel.record import Collective, Recorder
 
 FLOAT = 4
@@ -42,7 +41,7 @@ def record(plans: dict[str, Plan]) -> dict[str, list[Collective]]:
     for name, plan in plans.items():
         plan = replace(plan, gbs=GBS)
         config = config_of(plan)
-        engine = build(config, lambda config=config: model_of(config))
+        engine = engine_of(config)
         micro_batches = share(samples(0), engine, plan)
         engine.train_step(micro_batches, 100)  # the first step also makes connections
         engine.model.zero_grad()

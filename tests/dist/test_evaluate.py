@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import GBS, config_of, model_of, samples
+from layouts import GBS, config_of, engine_of, model_of, samples
 from world import run_world
 
 from timetrial.config import Evaluation, Plan, RunConfig
 from timetrial.data.samples import IGNORE
 from timetrial.errors import RunFailed
-from timetrial.parallel.parallelize import build
 from timetrial.train.evaluate import evaluate
 
 COUNT = 5
@@ -60,7 +59,7 @@ def values(names: list[str]) -> dict[tuple[str, str], float]:
     for name in names:
         for average in ("tokens", "sequences"):
             run = config(PLANS[name], average)
-            found[name, average] = evaluate(build(run, lambda run=run: model_of(run)), HeldOut(), run)
+            found[name, average] = evaluate(engine_of(run), HeldOut(), run)
     return found
 
 

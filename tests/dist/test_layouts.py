@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from layouts import CLIP, GBS, MODEL, Curve, config_of, model_of, samples, share, train
+from layouts import CLIP, GBS, MODEL, Curve, config_of, engine_of, samples, share, train
 from world import run_world
 
 from timetrial.config import Lora, Plan
 from timetrial.models.llama.config import LlamaConfig
-from timetrial.parallel.parallelize import build
 
 LOSS = 2e-6
 NORM = 2e-6
@@ -165,7 +164,7 @@ def test_tolerance_sees_a_mean_of_means() -> None:
     """Samples count different numbers of tokens, so a mean over samples of their means is another gradient."""
     right = train(plan(), 1).first_grads
     config = config_of(replace(plan(), gbs=GBS))
-    engine = build(config, lambda: model_of(config))
+    engine = engine_of(config)
     for batch in share(samples(0), engine, config.plan):
         engine.train_step([batch], GBS * int((batch["labels"] >= 0).sum()))
     for name, p in engine.parameters_named():

@@ -36,8 +36,8 @@ from timetrial.models.lora_targets import adapted, lora_params
 from timetrial.seeding import stream
 
 __all__ = [
-    "LoraLinear", "SharedDown", "adapter_state", "apply", "init_adapters", "load_adapters", "lora_params", "merge",
-    "save_adapters",
+    "LoraLinear", "SharedDown", "adapter_state", "apply", "init_adapters", "init_parameter", "is_adapter",
+    "load_adapters", "lora_params", "merge", "plain_name", "save_adapters",
 ]  # fmt: skip
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -123,15 +123,29 @@ def apply(model: nn.Module, lora: Lora, seed: int) -> None:
         init_adapters(model, seed)
 
 
+def is_adapter(name: str) -> bool:
+    """Whether the parameter called `name` belongs to an adapter."""
+    return name.endswith((".lora_a", ".lora_b"))
+
+
 @torch.no_grad()
 def init_adapters(model: nn.Module, seed: int) -> None:
     """Fill every adapter, each A from a stream of its own: the same whatever is adapted besides."""
     for name, layer in _adapters(model).items():
-        layer.lora_b.zero_()
+        init_parameter(f"{name}.lora_b", layer.lora_b, seed)
         if layer.lora_a is not None:
-            bound = 1.0 / math.sqrt(layer.base.in_features)
-            generator = torch.Generator(layer.lora_a.device).manual_seed(stream(seed, f"{plain_name(name)}.lora_a"))
-            layer.lora_a.uniform_(-bound, bound, generator=generator)
+            init_parameter(f"{name}.lora_a", layer.lora_a, seed)
+
+
+@torch.no_grad()
+def init_parameter(name: str, parameter: Tensor, seed: int) -> None:
+    """Fill one whole A or B, which is called `name` in the model."""
+    if name.endswith("lora_b"):
+        parameter.zero_()
+        return
+    bound = 1.0 / math.sqrt(parameter.shape[1])
+    generator = torch.Generator(parameter.device).manual_seed(stream(seed, plain_name(name)))
+    parameter.uniform_(-bound, bound, generator=generator)
 
 
 @torch.no_grad()

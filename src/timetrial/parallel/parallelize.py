@@ -1,12 +1,11 @@
 """The one entry of the engine: a run's configuration and a model in, something to step out.
 
 Order of what is applied: precision -> pipeline cut -> tensor -> context -> recomputation -> compile ->
-FSDP. Each rewrites the model in place and keeps its parameters' names (`engine.plain_name`).
+FSDP. Each rewrites the model in place and keeps its parameters' names (`engine.plain_name`). All of it
+happens on the meta device; what a rank then holds gets its values last (`initial.py`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -15,16 +14,16 @@ from torch import nn
 from timetrial.config import Plan, RunConfig
 from timetrial.parallel import cuda
 from timetrial.parallel.engine import Engine, OneRank
+from timetrial.parallel.initial import Values, fill
 from timetrial.parallel.plan import validate
 from timetrial.precision import bf16
 
 
-def build(config: RunConfig, model_factory: Callable[[], nn.Module], device: torch.device | str = "cpu") -> Engine:
-    """Lay the model out over the ranks of this job as `config.plan` says.
+def build(config: RunConfig, model: nn.Module, values: Values, device: torch.device | str = "cpu") -> Engine:
+    """Lay `model` out over the ranks of this job as `config.plan` says, and give it its initial values.
 
-    `model_factory` returns the whole model on the CPU with its initial weights in it; it is called once
-    on every rank and must give the same weights there, which holds for `init_weights(seed)`'s named
-    streams and for a checkpoint. So each rank holds the whole model once, while starting.
+    `model` is the whole model on the meta device; it is changed and must not be used afterwards. `values`
+    gives whole parameters by name and must give the same on every rank.
 
     For more than one rank the process group must exist (`train.process.start`); the call is collective.
     Dropout draws from torch's generator, which is left to the caller. Raises UserError on a plan that
@@ -34,13 +33,13 @@ def build(config: RunConfig, model_factory: Callable[[], nn.Module], device: tor
     plan = config.plan
     validate(plan, config, dist.get_world_size() if dist.is_initialized() else 1)
     cuda.check(plan, device)
-    model = model_factory()
     if plan.precision == "bf16":
         bf16.convert(model)
     if plan.world_size == 1:
         _per_block(model, plan)
+        fill(model, values, device)
         return OneRank(model, device)
-    return _distributed(config, model, device)
+    return _distributed(config, model, values, device)
 
 
 def _per_block(model: nn.Module, plan: Plan) -> None:
@@ -53,7 +52,7 @@ def _per_block(model: nn.Module, plan: Plan) -> None:
             block.compile()
 
 
-def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+def _distributed(config: RunConfig, model: nn.Module, values: Values, device: torch.device) -> Engine:
     # imported here: one rank should not wait for torch's distributed parts
     from timetrial.parallel import context, fsdp, pipeline, sharded, tensor
     from timetrial.parallel.mesh import Mesh
@@ -71,11 +70,10 @@ def _distributed(config: RunConfig, model: nn.Module, device: torch.device) -> E
         if plan.cp > 1:
             context.apply(stage, mesh.get_group("cp"))
         _per_block(stage, plan)
-        if shard is None:
-            stage.to(device)
-        else:  # moves one block at a time to the device, and keeps only this rank's part there
+        if shard is not None:
             fsdp.apply(stage, shard, plan.precision, plan.zero_stage)
     part = pipeline.joined(model, stages)
+    fill(part, values, device)
     if plan.pp == 1:
         return sharded.Sharded(part, plan, mesh, device)
     seq_len = config.data.seq_len // plan.cp

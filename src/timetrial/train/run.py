@@ -22,7 +22,7 @@ from timetrial.results.mllog import ResultLog
 from timetrial.train import process as processes
 from timetrial.train import threads
 from timetrial.train.base import check_init, initial_weights
-from timetrial.train.build import build_model
+from timetrial.train.build import InitialValues, empty_model
 from timetrial.train.checkpoint import Checkpointer, Restored
 from timetrial.train.display import Display
 from timetrial.train.durable import write_atomic
@@ -99,7 +99,7 @@ def _run(
         open_until_the_end.callback(log.close)
         log.init_start(config)
         peak = _peak(config, process)
-        engine = parallelize.build(config, lambda: build_model(config, weights), process.device)
+        engine = parallelize.build(config, empty_model(config), InitialValues(config, weights), process.device)
         optimizer = adamw.build(engine.parameters_named(), config.optim, fused=True, capturable=config.plan.graph)
         checkpoints = open_until_the_end.enter_context(Checkpointer(run.checkpoints, keep=config.keep_checkpoints))
         restored = None

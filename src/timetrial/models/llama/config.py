@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from timetrial.errors import UserError
 from timetrial.models.layers.config import RopeScaling
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 MAX_LAYERS = 10_000
 
@@ -100,11 +101,22 @@ class LlamaConfig:
 
         return Llama(self)
 
-    def load_weights(self, model: nn.Module, path: Path, resize_vocab: bool = False) -> None:
-        """Fill the model from a directory of Hugging Face safetensors."""
+    def init_parameter(self, name: str, parameter: Tensor, seed: int) -> None:
+        """Fill one whole parameter of the model with its random initial value."""
+        from timetrial.models.llama.model import init_parameter
+
+        init_parameter(self, name, parameter, seed)
+
+    def read_weights(
+        self, path: Path, names: Collection[str], resize_vocab: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of the parameters `names` in a directory of Hugging Face safetensors.
+
+        A tensor is a view of the file and must be copied before the next is asked for.
+        """
         from timetrial.models.llama import hf
 
-        hf.load(model, path, resize_vocab=resize_vocab)
+        return hf.read_tensors(path, self, names, resize_vocab)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         """Write the model as a directory of Hugging Face safetensors."""

@@ -132,23 +132,27 @@ class Llama(nn.Module):
         x_BTD = self.norm(x_BTD) if self.norm is not None else x_BTD
         return self.head(x_BTD) if self.head is not None else x_BTD
 
-    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Fill every parameter, each from a stream of its own, so that no rank count changes them.
-
-        | parameter                 | distribution                         |
-        | ------------------------- | ------------------------------------ |
-        | embedding, wq, wk, wv, w1, w3, head | normal(0, init_std)        |
-        | wo, w2                    | normal(0, init_std / sqrt(2 layers)) |
-        | norms                     | 1                                    |
-
-        The residual projections are scaled as in Radford et al. 2019 (GPT-2), section 2.3.
-        """
-        std = self.config.init_std
+        """Fill every parameter, each from a stream of its own, so that no rank count changes them."""
         for name, parameter in self.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-                continue
-            residual = name.endswith(("wo.weight", "w2.weight"))
-            generator = torch.Generator(parameter.device).manual_seed(stream(seed, name))
-            parameter.normal_(0.0, std / math.sqrt(2 * self.config.n_layers) if residual else std, generator=generator)
+            init_parameter(self.config, name, parameter, seed)
+
+
+@torch.no_grad()
+def init_parameter(config: LlamaConfig, name: str, parameter: Tensor, seed: int) -> None:
+    """Fill one whole parameter, which is called `name` in the model.
+
+    | parameter                 | distribution                         |
+    | ------------------------- | ------------------------------------ |
+    | embedding, wq, wk, wv, w1, w3, head | normal(0, init_std)        |
+    | wo, w2                    | normal(0, init_std / sqrt(2 layers)) |
+    | norms                     | 1                                    |
+
+    The residual projections are scaled as in Radford et al. 2019 (GPT-2), section 2.3.
+    """
+    if name.endswith("norm.weight"):
+        parameter.fill_(1.0)
+        return
+    residual = name.endswith(("wo.weight", "w2.weight"))
+    std = config.init_std / math.sqrt(2 * config.n_layers) if residual else config.init_std
+    parameter.normal_(0.0, std, generator=torch.Generator(parameter.device).manual_seed(stream(seed, name)))
