@@ -157,10 +157,10 @@ def test_other_files_are_left_alone(text: str, says: str, use: Any, trained: lis
 def test_threads_are_settled_once(
     use: Any, trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = iter([3, 2, 1])
-    monkeypatch.setattr(threads, "choose", lambda process: next(choices))
+    choices = iter([(4, 2), (2, 1), (1, 1)])
+    monkeypatch.setattr(threads, "choose", lambda config, process: next(choices))
     converge.measure(NAME, "4,8", 2, tmp_path / "table.csv")
-    assert [config.threads for config in trained] == [3] * 4
+    assert [(config.threads, config.lanes) for config in trained] == [(4, 2)] * 4
 
 
 def test_an_interrupted_run_is_no_row(use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,8 @@ class RunConfig:
     seed: int = 1
     threads: int | None = None
     """CPU threads of each rank; None to choose at the start of the run (`train/threads.py`)."""
+    lanes: int | None = None
+    """Parts of a micro batch that run side by side on one rank's threads; None to choose with the threads."""
     max_steps: int | None = None
     """Optimizer steps after which to stop, target or not."""
     checkpoint_every: int = 0

@@ -122,7 +122,7 @@ class OneRank(Engine):
         total = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with timer.phase("forward"):
-                loss_sum = self._loss_sum(batch)
+                loss_sum = self._loss_sum(self.model, batch)
             with timer.phase("backward"):
                 torch.autograd.backward(loss_sum / total_tokens)
             total += loss_sum.detach()
@@ -131,11 +131,11 @@ class OneRank(Engine):
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         self.model.eval()
-        return self._loss_sum(batch), counted_tokens(batch)
+        return self._loss_sum(self.model, batch), counted_tokens(batch)
 
-    def _loss_sum(self, batch: Batch) -> Tensor:
+    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, labels = batch["tokens"].to(self.device), batch["labels"].to(self.device)
-        return token_loss_sum(self.model(tokens), labels)
+        return token_loss_sum(model(tokens), labels)
 
     def reduce_sums(self, values: Tensor) -> Tensor:
         return values

@@ -15,6 +15,7 @@ from timetrial.config import Plan, RunConfig
 from timetrial.parallel import cuda
 from timetrial.parallel.engine import Engine, OneRank
 from timetrial.parallel.initial import Values, fill
+from timetrial.parallel.lanes import Lanes
 from timetrial.parallel.plan import validate
 from timetrial.precision import bf16
 
@@ -38,7 +39,8 @@ def build(config: RunConfig, model: nn.Module, values: Values, device: torch.dev
     if plan.world_size == 1:
         _per_block(model, plan)
         fill(model, values, device)
-        return OneRank(model, device)
+        lanes = config.lanes or 1
+        return Lanes(model, lanes, config.threads or lanes) if lanes > 1 else OneRank(model, device)
     return _distributed(config, model, values, device)
 
 

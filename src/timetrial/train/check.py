@@ -80,6 +80,7 @@ RANGES: dict[str, Range] = {
     **{f"plan.{name}": Range(1, SIZE) for name in ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")},
     "seed": Range(0, COUNT),
     "threads": Range(1, 4096),
+    "lanes": Range(1, 64),
     "max_steps": Range(1, COUNT),
     "checkpoint_every": Range(0, COUNT),
     "keep_checkpoints": Range(1, SIZE),
@@ -119,6 +120,7 @@ def check(config: RunConfig) -> None:
     schedule.check(config.optim)
     _check_model(config.model)
     _check_init(config)
+    _check_lanes(config)
     if config.lora is not None:
         _check_targets(config.model, config.lora)
 
@@ -169,6 +171,20 @@ def _check_model(model: Any) -> None:
         own()
     if model.n_params() < 1:
         raise UserError(f"model: has {model.n_params()} parameters; give it at least one")
+
+
+def _check_lanes(config: RunConfig) -> None:
+    if config.lanes is None or config.lanes == 1:
+        return
+    for stands_against, what in (
+        (config.plan.world_size > 1, "several ranks"),
+        (config.plan.compile, "plan.compile"),
+        (config.lora is not None and config.lora.dropout > 0.0, "lora.dropout"),
+    ):
+        if stands_against:
+            raise UserError(f"lanes={config.lanes}: lanes do not go with {what}; leave lanes out")
+    if config.threads is not None and config.threads % config.lanes:
+        raise UserError(f"lanes={config.lanes}: must divide threads={config.threads}")
 
 
 def _check_init(config: RunConfig) -> None:

@@ -115,7 +115,7 @@ def _prepared(mini: RunConfig, threads: int | None) -> RunConfig:
     from timetrial.train.base import initial_weights
 
     initial_weights(mini)
-    return replace(mini, threads=threads or free_threads.choose(process.start()))
+    return free_threads.settle(replace(mini, threads=threads), process.start())
 
 
 def _train(config: RunConfig) -> Row:

@@ -62,7 +62,7 @@ def resolve(
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
     if threads is not None:
-        config = dataclasses.replace(config, threads=threads)
+        config = dataclasses.replace(config, threads=threads, lanes=None)
     if max_steps is not None:
         if max_steps < 1:
             raise UserError(f"--max-steps {max_steps}: must be at least 1")
@@ -78,7 +78,7 @@ def resolve(
     if resume_from is not None:
         _check_resumed_plan(config.plan, old_plan)
     if resume_from is not None and config.plan.world_size != old_plan.world_size:
-        config = dataclasses.replace(config, threads=None)  # other ranks share the cores out anew
+        config = dataclasses.replace(config, threads=None, lanes=None)  # other ranks share the cores out anew
     check(config)
     validate(config.plan, config, ranks)
     return config

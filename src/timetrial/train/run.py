@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from timetrial.config import RunConfig, dumps, replace
+from timetrial.config import RunConfig, dumps
 from timetrial.data.source import Source, open_source
 from timetrial.errors import RunFailed, UserError
 from timetrial.models import lora
@@ -60,7 +60,7 @@ def train_run(
 def _train(
     config: RunConfig, out: Path, resume: bool, command: str, export: Path | None, quiet: bool, process: Process
 ) -> dict[str, Any]:
-    config = replace(config, threads=config.threads or threads.choose(process))
+    config = threads.settle(config, process)
     cuda.check(config.plan, process.device)
     check_init(config)
     source = open_source(config.data)
