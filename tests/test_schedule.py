@@ -122,20 +122,20 @@ class Small(nn.Module):
         self.frozen.requires_grad_(False)
 
 
-def names_by_decay(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[bool, list[str]]:
+def names_by_decay(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, list[str]]:
     name_of = {id(p): name for name, p in model.named_parameters()}
-    return {group["decay"]: [name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups}
+    return {group["name"]: [name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups}
 
 
 def test_who_decays() -> None:
     model = Small()
     groups = names_by_decay(adamw.build(model.named_parameters(), Optim(weight_decay=0.1)), model)
     assert groups == {
-        True: ["embed.weight", "linear.weight"],
-        False: ["linear.bias", "norm.weight", "norm.bias"],
+        "decay": ["embed.weight", "linear.weight"],
+        "no_decay": ["linear.bias", "norm.weight", "norm.bias"],
     }
     everything = names_by_decay(adamw.build(model.named_parameters(), Optim(decay_norms=True)), model)
-    assert everything == {True: ["embed.weight", "linear.weight", "linear.bias", "norm.weight", "norm.bias"]}
+    assert everything == {"decay": ["embed.weight", "linear.weight", "linear.bias", "norm.weight", "norm.bias"]}
 
 
 @pytest.mark.parametrize("fused", [False, True])

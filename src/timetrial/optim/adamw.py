@@ -32,7 +32,7 @@ def build(
 ) -> torch.optim.AdamW:
     """AdamW over those of the named `parameters` that require a gradient, set to the rate of step 0.
 
-    Two groups, `decay` True and False in this order; an empty one is left out. `fused` takes torch's
+    Two groups, by `name` decay and no_decay in this order; an empty one is left out. `fused` takes torch's
     fused kernel (CPU, CUDA) in place of a few passes over all tensors; `capturable` lets a CUDA graph record
     the update. Raises UserError when `optim`
     is no AdamW or nothing is to be trained.
@@ -47,7 +47,7 @@ def build(
         {
             "params": [p for name, p in trained if decays(name, p, optim) == decay],
             "weight_decay": optim.weight_decay if decay else 0.0,
-            "decay": decay,
+            "name": "decay" if decay else "no_decay",
         }
         for decay in (True, False)
     ]

@@ -1,10 +1,11 @@
 """The state of a model and its optimizer as one nested dictionary, the same in every layout.
 
-    {"model": {name: tensor}, "optimizer": {"state": {name: {"exp_avg": tensor, ...}}, "groups": {"0": {"lr": ...}}}}
+    {"model": {name: tensor}, "optimizer": {"state": {name: {"exp_avg": tensor, ...}}, "groups": {name: {"lr": ...}}}}
 
-Names are those of the single-device model; tensors are plain, or DTensors under FSDP2 and tensor
-parallelism, and share their memory with the model, so that reading a checkpoint into this state
-reads it into the model. Built on torch.distributed.checkpoint.state_dict, with two differences:
+Names of parameters are those of the single-device model, names of groups those that the optimizer gave them
+(their number, where it gave none): a pipeline stage may lack a group that others have. Tensors are plain, or
+DTensors under FSDP2 and tensor parallelism, and share their memory with the model, so that reading a checkpoint
+into this state reads it into the model. Built on torch.distributed.checkpoint.state_dict, with two differences:
 
 - Its way to make room for the state of a fresh optimizer is a step with zero gradients and learning
   rate zero, which leaves `step` at 1: an Adam that goes on from there corrects its bias as if it were
@@ -31,7 +32,7 @@ from torch.optim import Optimizer
 from timetrial.parallel.engine import Engine
 from timetrial.train.checkpoint import Checkpointer, Restored
 
-_HOW_NOT_WHAT = {"params", "foreach", "fused", "capturable", "differentiable"}
+_HOW_NOT_WHAT = {"params", "foreach", "fused", "capturable", "differentiable", "name"}
 
 
 def run_state(engine: Engine, optimizer: Optimizer, trainable_only: bool = False) -> dict[str, dict[str, Any]]:
@@ -65,7 +66,7 @@ def model_state(
         state["optimizer"] = {
             "state": moments,
             "groups": {
-                str(index): {key: _plain(value) for key, value in group.items() if key not in _HOW_NOT_WHAT}
+                _name(index, group): {k: _plain(value) for k, value in group.items() if k not in _HOW_NOT_WHAT}
                 for index, group in enumerate(groups)
             },
         }
@@ -86,8 +87,12 @@ def load_model_state(
         return
     _, groups = _optimizer_state(model, optimizer)
     stored = state["optimizer"]["groups"]
-    merged = [{**group, **stored[str(index)]} for index, group in enumerate(groups)]
+    merged = [{**group, **stored[_name(index, group)]} for index, group in enumerate(groups)]
     set_optimizer_state_dict(model, optimizer, {"state": state["optimizer"]["state"], "param_groups": merged})
+
+
+def _name(index: int, group: dict[str, Any]) -> str:
+    return str(group.get("name", index))
 
 
 def _plain(value: Any) -> Any:
