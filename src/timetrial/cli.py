@@ -67,6 +67,17 @@ def list_workloads(
 
 
 @app.command()
+def capabilities(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """What computes what: the CPU way, the GPU way and why, with this machine's marked."""
+    import torch
+
+    from timetrial.parallel import capabilities as table
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(table.as_json(device) if as_json else table.as_text(device))
+
+
+@app.command()
 def train(
     workload: Annotated[str, typer.Argument(help="Name from `timetrial list`.")],
     preset: Preset = "mini",
