@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from timetrial.parallel.loss import token_loss_sum
+from timetrial.parallel.head import model_loss_sum
 
 Batch = dict[str, Tensor]
 """`tokens` and `labels`, int64 [B, S]; labels are already shifted; -100 marks tokens without loss."""
@@ -135,7 +135,7 @@ class OneRank(Engine):
 
     def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, labels = batch["tokens"].to(self.device), batch["labels"].to(self.device)
-        return token_loss_sum(model(tokens), labels)
+        return model_loss_sum(model, tokens, labels)
 
     def reduce_sums(self, values: Tensor) -> Tensor:
         return values

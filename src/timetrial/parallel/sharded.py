@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from timetrial.config import Plan
 from timetrial.parallel import context, fsdp, tensor
 from timetrial.parallel.engine import Batch, Engine, NoTimer, Timer, counted_tokens
+from timetrial.parallel.head import model_loss_sum
 from timetrial.parallel.loss import token_loss_sum
 from timetrial.parallel.mesh import CANONICAL
 from timetrial.parallel.pipeline import Pipeline
@@ -130,8 +131,8 @@ class Sharded(_Distributed):
 
     def _loss_sum(self, batch: Batch) -> Tensor:
         tokens, labels = self.cut(batch)
-        logits = self.model(tokens, self.positions(batch["tokens"].shape[1]))
-        return token_loss_sum(logits, labels, self.vocab_group)
+        positions_T = self.positions(batch["tokens"].shape[1])
+        return model_loss_sum(self.model, tokens, labels, positions_T, self.vocab_group)
 
 
 class Pipelined(_Distributed):

@@ -116,10 +116,11 @@ class Llama(nn.Module):
         if self.config.tied and self.head is not None and self.embed is not None:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor, positions_T: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions_T: Tensor | None = None, head: bool = True) -> Tensor:
         """[B, T] token ids (or [B, T, D] activations where a pipeline stage has no embedding) -> [B, T, V].
 
-        `positions_T` are the tokens' places in the sequence, [T]; 0..T-1 when None.
+        `positions_T` are the tokens' places in the sequence, [T]; 0..T-1 when None. Without `head` the
+        result is what the head would be given, [B, T, D].
         """
         x_BTD = self.embed(tokens) if self.embed is not None else tokens
         if positions_T is None:
@@ -130,7 +131,7 @@ class Llama(nn.Module):
         for block in self.layers.values():
             x_BTD = block(x_BTD, cos, sin)
         x_BTD = self.norm(x_BTD) if self.norm is not None else x_BTD
-        return self.head(x_BTD) if self.head is not None else x_BTD
+        return self.head(x_BTD) if head and self.head is not None else x_BTD
 
     def init_weights(self, seed: int) -> None:
         """Fill every parameter, each from a stream of its own, so that no rank count changes them."""
