@@ -13,7 +13,7 @@ import pytest
 from timetrial.config import RunConfig, override
 from timetrial.errors import RunFailed, UserError
 from timetrial.train import converge, run, threads
-from timetrial.workloads.workload import Workload, find
+from timetrial.workloads.workload import Workload, find, names
 
 NAME = "llama31_8b"
 TINY = {
@@ -97,13 +97,20 @@ def test_rows_of_another_configuration_stay_and_do_not_count(
 
 
 def test_the_hash_is_of_the_recipe_and_of_its_base() -> None:
-    same = [tiny({}), tiny({"seed": "7"}), tiny({"plan.gbs": "16"}), tiny({"threads": "2", "checkpoint_every": "3"})]
+    changes = [{}, {"seed": "7"}, {"plan.gbs": "16"}, {"threads": "2", "checkpoint_every": "3"}, {"lanes": "1"}]
+    same = [tiny(change) for change in changes]
     assert len({converge.recipe_hash(workload) for workload in same}) == 1
     assert converge.recipe_hash(tiny({"optim.beta2": "0.9"})) != converge.recipe_hash(tiny({}))
     lora = find("llama2_70b_lora")
     assert lora.mini_base is not None
     other = dataclasses.replace(lora, mini_base=lambda: override(lora.mini_base(), "optim.base_lr", "1e-3"))
     assert converge.recipe_hash(other) != converge.recipe_hash(lora)
+
+
+def test_the_documented_table_is_of_the_recipes_as_they_are() -> None:
+    table = Path(__file__).parent.parent / "docs" / "convergence.csv"
+    measured = {(row["workload"], row["config"]) for row in rows(table)}
+    assert measured == {(name, converge.recipe_hash(find(name))) for name in names()}
 
 
 def test_a_run_that_breaks_is_a_row_and_the_others_go_on(use: Any, tmp_path: Path, capsys: Any) -> None:

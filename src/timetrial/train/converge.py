@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
 import math
 import statistics
 import sys
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from timetrial.config import RunConfig, Submission, dumps, parse, replace
+from timetrial.config import RunConfig, Submission, dump, parse, replace
 from timetrial.errors import RunFailed, UserError
 from timetrial.parallel.plan import validate
 from timetrial.train.check import check
@@ -33,6 +34,9 @@ COLUMNS = (
     "tokens_per_s",
 )  # fmt: skip
 Row = dict[str, Any]
+
+UNSCORED = ("lanes", "plan.zero", "plan.shard", "plan.graph", "plan.async_tp")
+"""Fields that a recipe's hash leaves out, because they change how a run is laid out and nothing that it scores."""
 
 
 def at_batch_size(config: RunConfig, gbs: int) -> RunConfig:
@@ -57,7 +61,7 @@ def recipe_hash(workload: Workload) -> str:
     """Eight hexadecimal digits of the mini's configuration, and of its base's where it starts from one.
 
     Left out is what differs from row to row (batch size, seed), and what changes no number that a run
-    scores: threads (but for rounding), checkpoints and who submits.
+    scores: threads (but for rounding), checkpoints, who submits and switches of layout (`UNSCORED`).
     """
     mini = workload.mini()
     configs = [mini]
@@ -68,7 +72,16 @@ def recipe_hash(workload: Workload) -> str:
     unified = (
         replace(config, plan=replace(config.plan, gbs=1, mbs=1), submission=Submission(), **same) for config in configs
     )
-    return hashlib.sha256("".join(map(dumps, unified)).encode()).hexdigest()[:8]
+    return hashlib.sha256("".join(map(_scored, unified)).encode()).hexdigest()[:8]
+
+
+def _scored(config: RunConfig) -> str:
+    """`config` as JSON text, without what changes no score."""
+    values = dump(config)
+    for key in UNSCORED:
+        group, _, name = key.rpartition(".")
+        del (values[group] if group else values)[name]
+    return json.dumps(values, indent=2) + "\n"
 
 
 def measure(workload: str, batch_sizes: str | None, seeds: int, out: Path, threads: int | None = None) -> None:
