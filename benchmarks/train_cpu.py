@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -132,6 +133,7 @@ def race(options: argparse.Namespace, found: dict[str, Any]) -> bool:
 
 def main() -> None:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the contestants are ended, too
     shape = options.shape
     found: dict[str, Any] = {"machine": machine(), "shape": asdict(shape)}
     found |= {name: getattr(options, name) for name in ("ranks", "rank_threads", "rounds", "steps")}

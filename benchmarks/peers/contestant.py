@@ -61,8 +61,7 @@ class Turn:
     cpu_s: float
     """Processor seconds of all its ranks."""
     idle_cpu_s: float
-    """Processor seconds that it took while it waited for this turn, which was `idle_s` long."""
-    idle_s: float
+    """Processor seconds that it took while it waited for this turn."""
     peak_bytes: int
     """Largest resident memory so far, all ranks."""
     work_s: list[float] | None = None
@@ -136,7 +135,6 @@ class Contestant:
             [sum(step) / len(step) for step in losses],
             sum(answer["cpu_s"] for answer in answers),
             sum(answer["idle_cpu_s"] for answer in answers),
-            answers[0]["idle_s"],
             sum(answer["peak_bytes"] for answer in answers),
             answers[0].get("work_s"),
         )

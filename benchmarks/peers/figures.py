@@ -107,7 +107,9 @@ def doubts(rows: list[dict[str, Any]], contestants: list[Contestant], shape: Sha
             found.append(f"losses of step {step + 1} lie {max(losses) - min(losses):.3f} apart")
     if len({r["torch"] for r in rows}) > 1:
         found.append("not all run on the same build of torch: " + ", ".join(sorted({r["torch"] for r in rows})))
-    waiting = sum(sum(t.idle_cpu_s for t in c.turns) / sum(t.idle_s for t in c.turns) for c in contestants)
-    if waiting > IDLE_SHARE:
-        found.append(f"those that waited kept {waiting:.1%} of a core busy")
+    # while others were still being built, waiting disturbed no measurement: the first wait does not count
+    waiting = sum(turn.idle_cpu_s for c in contestants for turn in c.turns[2:])
+    running = sum(sum(turn.seconds) for c in contestants for turn in c.turns[1:])
+    if waiting > IDLE_SHARE * running:
+        found.append(f"those that waited kept {waiting / running:.1%} of a core busy")
     return found

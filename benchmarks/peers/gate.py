@@ -75,7 +75,6 @@ class Gate:
                 "losses": self._losses,
                 "cpu_s": time.process_time() - self._cpu_from,
                 "idle_cpu_s": self._idle_cpu_s,
-                "idle_s": self._idle_s,
                 "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }
             if self._details is not None:
@@ -84,13 +83,12 @@ class Gate:
             self._wait()
 
     def _wait(self) -> None:
-        cpu_from, idle_from = time.process_time(), time.perf_counter()
+        before = time.process_time()
         line = self._file.readline()
         if not line:
             raise SystemExit(0)
         self._asked = int(json.loads(line)["steps"])
-        self._idle_cpu_s = time.process_time() - cpu_from
-        self._idle_s = time.perf_counter() - idle_from
+        self._idle_cpu_s = time.process_time() - before
         self._seconds: list[float] = []
         self._losses: list[float | None] = []
         self._cpu_from = time.process_time()
