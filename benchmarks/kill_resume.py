@@ -1,13 +1,16 @@
 """kill -9 at random moments, then --resume, until the run ends; compared bit for bit with an undisturbed run.
 
-    python benchmarks/kill_resume.py [--kills 50] [--ranks 1] [--steps 400] [--seed 0] [--keep DIR]
+    python benchmarks/kill_resume.py [--kills 50] [--ranks 1] [--plan PLAN] [--hang-every N] [--timeout S]
+                                     [--steps 400] [--seed 0] [--keep DIR]
 
 Trains the llama31_8b mini preset with its dimensions shrunk, a checkpoint every five steps. Four kills
 of five fall at a random moment of the training, the fifth at one of the start, restore included. With
-several ranks every second kill takes one process alone, the others take all at once. When a run
-ends before all kills are spent, another is started. Compared at its end: step, loss, gradient norm and
-learning rate of every step, samples and value of every evaluation, the events of the result log, and
-the hash of the last checkpoint's tensors. Exit code 1 when anything differs or a resume fails.
+several ranks every second kill takes one rank alone, the others take all at once, the launcher too; with
+--hang-every N each Nth stops one rank (SIGSTOP) instead. A rank that was taken alone must be named, and
+the job must end by itself. When a run ends before all kills are spent, another is started. Compared at
+its end: step, loss, gradient norm and learning rate of every step, samples and value of every evaluation,
+the events of the result log, and the hash of the last checkpoint's tensors. Exit code 1 when anything
+differs or a resume fails.
 """
 
 from __future__ import annotations
@@ -32,13 +35,15 @@ SMALL = {
     "data.seq_len": 64, "plan.mbs": 2, "plan.gbs": 4, "evaluation.every_samples": 64, "evaluation.samples": 8,
     "evaluation.target": 0.01, "checkpoint_every": 5,
 }  # fmt: skip
-START_S = 30.0  # a start that takes longer than this without a step is left to go on
+START_S = 300.0  # a start that takes longer than this without a step is left to go on
+SLACK_S = 60.0  # a job must end so long after its timeout, or after the kill, on a machine that others use
 ACTIVE_S = 2.0  # kills of the training fall within this time of its first new step
 
 
 def command(out: Path, options: argparse.Namespace, resume: bool) -> list[str]:
     words = [sys.executable, "-m", "timetrial", "train", "llama31_8b", "--out", str(out), "--threads", "1"]
-    words += ["--nproc", str(options.ranks)]
+    words += ["--nproc", str(options.ranks), "--timeout", str(options.timeout)]
+    words += ["--plan", options.plan] if options.plan and not resume else []
     if resume:
         return [*words, "--resume"]
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -76,21 +81,38 @@ class Run:
             time.sleep(0.005)
         return time.perf_counter() - began
 
-    def kill(self, one: random.Random | None) -> None:
-        """SIGKILL to all processes, or to one, after which the others must end by themselves."""
+    def kill(self) -> str:
+        """SIGKILL to all processes; what was done."""
         family = descendants(self.process.pid)
-        if one is not None and family:
-            send_kill(one.choice(family))
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                raise SystemExit("the other processes did not end within 60 s after one was killed") from None
-        else:
-            for pid in [*family, self.process.pid]:
-                send_kill(pid)
-            self.process.wait()
-        while any(alive(pid) for pid in family):
-            time.sleep(0.005)
+        for pid in [*family, self.process.pid]:
+            send(pid, signal.SIGKILL)
+        self.process.wait()
+        gone(family)
+        return "all killed"
+
+    def take_one(self, draw: random.Random, hang: bool, timeout_s: float) -> str:
+        """SIGKILL or SIGSTOP to one rank, after which the job must end by itself and name it; what was done."""
+        family = descendants(self.process.pid)
+        ranks = {rank: pid for pid in family if (rank := rank_of(pid, self.process.pid)) is not None}
+        if not ranks:
+            return self.kill()
+        rank = draw.choice(sorted(ranks))
+        began = time.perf_counter()
+        send(ranks[rank], signal.SIGSTOP if hang else signal.SIGKILL)
+        limit_s = (timeout_s if hang else 0.0) + SLACK_S
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"the job did not end within {limit_s:g} s after rank {rank} was taken") from None
+        gone(family)
+        took = f"ended after {time.perf_counter() - began:.1f} s"
+        said = [line for line in self.output.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+        if code == 0:  # it had all but ended
+            return f"rank {rank} taken at the end"
+        expected = f"rank {rank} " + ("" if hang else "was killed by signal 9")
+        if len(said) != 1 or expected not in said[0]:
+            raise SystemExit(f"rank {rank} was {'stopped' if hang else 'killed'}, and the job said: {said}")
+        return f"rank {rank} {'stopped' if hang else 'killed'}, {took}: {said[0].removeprefix('error: ')}"
 
     def tail(self) -> str:
         return self.output.read_text(errors="replace")[-2000:]
@@ -100,9 +122,26 @@ def size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def send_kill(pid: int) -> None:
+def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
+
+
+def gone(family: list[int]) -> None:
+    """Returns when none of these processes is left."""
+    while any(alive(pid) for pid in family):
+        time.sleep(0.005)
+
+
+def rank_of(pid: int, launcher: int) -> int | None:
+    """The rank of a process that `launcher` started; None for other processes."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None  # it has ended
+    found = [value for name, _, value in (v.partition(b"=") for v in variables) if name == b"RANK"]
+    return int(found[0]) if found and parent == launcher else None
 
 
 def alive(pid: int) -> bool:
@@ -183,6 +222,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--plan", help="layout over the ranks, such as pp=2; data parallel by default")
+    parser.add_argument("--hang-every", type=int, default=0, help="stop one rank at each Nth kill; 0: never")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a rank counts as hung")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps of the run")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--keep", type=Path, help="directory for the runs, which stay there")
@@ -200,6 +242,7 @@ def main() -> None:
     print(f"undisturbed run: {len(expected['steps'])} steps, {time.perf_counter() - began:.0f} s", flush=True)
 
     fell: collections.Counter[str] = collections.Counter()
+    kinds: collections.Counter[str] = collections.Counter()
     runs, wrong = 0, []
     while sum(fell.values()) < options.kills:
         runs += 1
@@ -218,10 +261,14 @@ def main() -> None:
                 if code != 0:
                     raise SystemExit(f"after {killed} kills the run ended with exit code {code}:\n{run.tail()}")
                 break
-            run.kill(draw if options.ranks > 1 and killed % 2 else None)
+            several, every = options.ranks > 1, options.hang_every
+            hang = several and every > 0 and killed % every == every - 1
+            alone = several and (hang or killed % 2 == 1)
+            what = run.take_one(draw, hang, options.timeout) if alone else run.kill()
             place = where(run)
             fell[place] += 1
-            print(f"kill {killed + 1:3d}  {place}, {lines(out / 'metrics.jsonl')} steps recorded", flush=True)
+            kinds["hung" if hang else "one rank killed" if alone else "all killed"] += 1
+            print(f"kill {killed + 1:3d}  {place}, {lines(out / 'metrics.jsonl')} steps recorded; {what}", flush=True)
             if "is damaged" in run.output.read_text(errors="replace"):
                 wrong.append(f"a resume found a damaged checkpoint after {killed} kills: {run.tail()}")
             if (out / "result.json").exists():  # killed while it wrote its page: there is nothing to go on with
@@ -231,8 +278,10 @@ def main() -> None:
         print(f"run {runs} ended, {'EQUAL to' if not differ else 'DIFFERENT from'} the undisturbed one", flush=True)
 
     total = sum(fell.values())
-    print(f"\n{total} kills in {runs} run(s) of {options.steps} steps on {options.ranks} rank(s): ", end="")
-    print(", ".join(f"{count} {place}" for place, count in fell.most_common()))
+    plan = f", {options.plan}" if options.plan else ""
+    print(f"\n{total} kills in {runs} run(s) of {options.steps} steps on {options.ranks} rank(s){plan}: ", end="")
+    print(", ".join(f"{count} {place}" for place, count in fell.most_common()), end="; ")
+    print(", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
     print(f"steps, evaluations, log, last checkpoint: {'bit for bit equal' if not wrong else 'NOT equal'}")
     print(
         f"{time.perf_counter() - began:.0f} s; runs in {root}"

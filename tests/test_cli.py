@@ -115,8 +115,9 @@ def test_dry_run_counts_exact_parameters():
 def test_launch_prints_torchrun_and_sbatch():
     done = timetrial("launch", "llama31_8b", "--nodes", 4, "--gpus-per-node", 8, "--plan", "tp=2,gbs=64")
     assert done.returncode == 0, done.stderr
-    assert "torchrun --nnodes=4 --nproc-per-node=8" in done.stdout
+    assert "torchrun --nnodes=4 --nproc-per-node=8 --max-restarts=3" in done.stdout
     assert "#SBATCH --nodes=4" in done.stdout
+    assert "#SBATCH --requeue" in done.stdout
     assert "# add --data DIR" in done.stdout
     assert "-m timetrial train llama31_8b --preset official" in done.stdout
     script = done.stdout[done.stdout.index("#!/bin/bash") :]

@@ -92,6 +92,8 @@ def train(
         int | None, typer.Option(help="CPU threads per rank; by default as many as are free.", min=1)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    restarts: Annotated[int, typer.Option(help="With --nproc: go on so often after a rank died or hung.", min=0)] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one rank may keep the others waiting.", min=5)] = 600.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     sets: Sets = None,
     gpus_per_node: Annotated[int, typer.Option(help="For --dry-run: ranks on a node.", min=1)] = 8,
@@ -101,6 +103,8 @@ def train(
     from timetrial.train import request
     from timetrial.train.launch import launched
 
+    if out is None and launched():
+        raise UserError("--out is needed under a launcher: ranks must agree on the directory, also when started again")
     if resume and out is None:
         raise UserError("--resume needs --out, the directory of the run to go on with")
     ranks = request.rank_count(nproc, plan, out if resume else None)
@@ -117,11 +121,11 @@ def train(
 
     out = out or default_path(config)
     if ranks > 1 and not launched():
-        raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out))
+        raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out, restarts))
     from timetrial.train.run import run_and_report
 
     command = shlex.join(["timetrial", *sys.argv[1:]])
-    run_and_report(config, out, resume=resume, command=command)
+    run_and_report(config, out, resume=resume, command=command, timeout_s=timeout)
 
 
 @app.command()

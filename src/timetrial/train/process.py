@@ -1,7 +1,8 @@
 """What one process is within the run: its rank, its device, its threads, its process group.
 
-`torchrun` tells each process its place through RANK, WORLD_SIZE and LOCAL_RANK; that contract of
-PyTorch's launcher is the only environment this package reads.
+`torchrun` tells each process its place through RANK, WORLD_SIZE and LOCAL_RANK, and how often it has
+started the job again through TORCHELASTIC_RESTART_COUNT; Slurm says the latter with SLURM_RESTART_COUNT.
+These contracts of launchers are the only environment this package reads.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import signal
+import threading
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-COLLECTIVE_TIMEOUT_S = 600
-"""How long a collective may wait for a missing rank before the job ends."""
+from timetrial.errors import RunFailed
+from timetrial.parallel.cuda import group_arguments
+from timetrial.train import pulse
+from timetrial.train.watchdog import RESUME, Watchdog
+
+TIMEOUT_S = 600.0
+"""How long a rank may keep the others waiting before the job ends, unless the user says otherwise."""
+MARGIN_S = 60.0
+"""How much longer than our watchdog the backends wait, whose errors name nobody."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Process:
     local_rank: int
     local_world_size: int
     device: torch.device
+    watchdog: Watchdog | None = None
+    """Ends the job when a rank hangs; None for a single process."""
 
     @property
     def main(self) -> bool:
@@ -50,8 +62,11 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
-def start() -> Process:
-    """Join the process group (none for a single process) and choose the device."""
+def start(timeout_s: float = TIMEOUT_S) -> Process:
+    """Join the process group (none for a single process) and choose the device.
+
+    Ranks that do not come, or stop to answer later, end the job after `timeout_s` (`watchdog.py`).
+    """
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -61,19 +76,46 @@ def start() -> Process:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    watchdog = None
     if world > 1 and not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-    return Process(rank, world, local, local_world, device)
+        pulse.enable()
+        watchdog = Watchdog(rank, world, timeout_s)
+        try:
+            dist.init_process_group(**group_arguments(device, datetime.timedelta(seconds=timeout_s + MARGIN_S)))
+        except dist.DistError as error:
+            watchdog.stop("lost")
+            reason = str(error).splitlines()[0]
+            raise RunFailed(f"rank {rank}: could not meet the other ranks ({reason}); {RESUME}") from error
+    return Process(rank, world, local, local_world, device, watchdog)
 
 
-def lost_peer(error: RuntimeError) -> bool:
-    """Whether `error` is how gloo or NCCL says that another rank is gone."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "Socket")
-    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in (*signs, "NCCL", "gloo"))
+def started_again() -> bool:
+    """Whether torchrun or Slurm has started this job before: after a failure, or on other nodes."""
+    return any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
 
 
-def stop() -> None:
-    """Leave the process group."""
+def lost_peer(error: BaseException) -> bool:
+    """Whether `error`, or what caused it, is how gloo or NCCL says that another rank is gone."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe")
+    text = str(error)
+    if isinstance(error, dist.DistError) or any(sign in text for sign in signs):
+        return True
+    if isinstance(error, RuntimeError) and any(sign in text for sign in ("Socket", "NCCL", "gloo")):
+        return True
+    return error.__cause__ is not None and lost_peer(error.__cause__)
+
+
+def last_words(watchdog: Watchdog) -> BaseException:
+    """How a rank ends that lost another: with what became of that one, or silently where others say it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which ends the survivors of a rank at once
+    text = watchdog.lost()
+    return SystemExit(1) if text is None else RunFailed(text)
+
+
+def stop(process: Process, state: str = "ended") -> None:
+    """Leave the process group; `state` is what others are told (`pulse.Beat`)."""
+    if process.watchdog is not None:
+        process.watchdog.stop(state)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -62,7 +62,7 @@ def resolve(
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
     if threads is not None:
-        config = dataclasses.replace(config, threads=threads, lanes=None)
+        config = dataclasses.replace(config, threads=threads)
     if max_steps is not None:
         if max_steps < 1:
             raise UserError(f"--max-steps {max_steps}: must be at least 1")
@@ -136,7 +136,7 @@ def _resumed(workload: str, path: Path) -> RunConfig:
     return config
 
 
-def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path) -> int:
+def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path, restarts: int = 0) -> int:
     """Start the job's ranks on this machine with the same words; its exit code.
 
     Rank 0 must not be alone for minutes, so a base that the run needs is made before.
@@ -149,10 +149,10 @@ def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path) 
     check_init(config)
     check_fit(config, open_source(config.data))
     initial_weights(config)
-    words = drop_option(arguments, "--nproc")
+    words = drop_option(drop_option(arguments, "--nproc"), "--restarts")
     if "--out" not in words and not any(word.startswith("--out=") for word in words):
         words += ["--out", str(out)]
-    return run_local(ranks, words)
+    return run_local(ranks, words, restarts)
 
 
 def drop_option(arguments: list[str], name: str) -> list[str]:

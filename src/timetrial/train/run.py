@@ -20,7 +20,7 @@ from timetrial.report import html
 from timetrial.results import summary
 from timetrial.results.mllog import ResultLog
 from timetrial.train import process as processes
-from timetrial.train import threads
+from timetrial.train import takeup, threads
 from timetrial.train.base import check_init, initial_weights
 from timetrial.train.build import InitialValues, empty_model
 from timetrial.train.checkpoint import Checkpointer, Restored
@@ -43,18 +43,35 @@ def train_run(
     command: str,
     export: Path | None = None,
     quiet: bool = False,
+    timeout_s: float = processes.TIMEOUT_S,
 ) -> dict[str, Any]:
     """Train `config` into the directory `out`; the content of result.json.
 
-    `export` also writes the trained weights there. Runs on every rank of the job. Raises UserError
-    before anything is written when the configuration cannot run, RunFailed when training breaks.
+    `export` also writes the trained weights there; `timeout_s` is how long one rank may keep the others
+    waiting. Runs on every rank of the job; a job that a launcher has started again takes up the run in `out`
+    by itself. Raises UserError before anything is written when the configuration cannot run, RunFailed when
+    training breaks, SystemExit(1) on ranks where another one says why.
     """
-    process = processes.start()
+    process = processes.start(timeout_s)
+    state = "failed"
     try:
-        return _train(config, out, resume, command, export, quiet, process)
+        if export is None and processes.started_again():
+            start = takeup.look(config, out)
+            config, resume = start.config, start.resume
+            if start.result is not None:
+                state = "ended"
+                return start.result if process.main else {"status": start.result["status"]}
+        result = _train(config, out, resume, command, export, quiet, process)
+        state = "ended"
+        return result
+    except Exception as error:
+        if process.watchdog is not None and lost_peer(error):
+            state = "lost"
+            raise processes.last_words(process.watchdog) from error
+        raise
     finally:
         if export is None:  # a base is trained inside the run that needs it
-            processes.stop()
+            processes.stop(process, state)
 
 
 def _train(
@@ -69,18 +86,11 @@ def _train(
     torch.set_num_threads(config.threads or 1)
     run = _directory(config, out, resume, process)
     try:
-        trainer, result = _run(config, run, resume, command, quiet, process, source, weights)
+        return _run(config, run, resume, command, export, quiet, process, source, weights)
     except UserError:
         if process.main and not resume:
             discard(run)
         raise
-    if config.lora is not None or export is not None:
-        model = whole_model(config, trainer.engine)
-        if model is not None and config.lora is not None:
-            lora.save_adapters(model, run.adapters)
-        if model is not None and export is not None:
-            save_model(config, model, export)
-    return result
 
 
 def _run(
@@ -88,11 +98,12 @@ def _run(
     run: RunDir,
     resume: bool,
     command: str,
+    export: Path | None,
     quiet: bool,
     process: Process,
     source: Source,
     weights: Path | None,
-) -> tuple[Trainer, dict[str, Any]]:
+) -> dict[str, Any]:
     """Build, restore and train; what result.json holds, which other ranks than 0 do not write."""
     with ExitStack() as open_until_the_end:
         log = ResultLog(run.log, enabled=process.main and not resume)
@@ -119,19 +130,17 @@ def _run(
         trainer = Trainer(
             config, run, process, engine, optimizer, make, source, checkpoints, restored, log, display, peak
         )
-        try:
-            status = trainer.train()
-        except RuntimeError as error:
-            if process.world_size > 1 and lost_peer(error):
-                step = trainer.progress.step + 1
-                raise RunFailed(
-                    f"rank {process.rank}: the connection to another rank was lost in step {step}; "
-                    "--resume goes on from the last checkpoint"
-                ) from error
-            raise
-    if not process.main:
-        return trainer, {"status": status}
-    return trainer, _result(config, run, trainer, status, peak, command)
+        if process.watchdog is not None:
+            process.watchdog.step = lambda: trainer.progress.step + 1
+        status = trainer.train()
+        if config.lora is not None or export is not None:
+            model = whole_model(config, engine)
+            if model is not None and config.lora is not None:
+                lora.save_adapters(model, run.adapters)
+            if model is not None and export is not None:
+                save_model(config, model, export)
+    # last, so that a run with a result lacks nothing
+    return _result(config, run, trainer, status, peak, command) if process.main else {"status": status}
 
 
 def _take_up(config: RunConfig, run: RunDir, restored: Restored | None, process: Process) -> None:
@@ -156,9 +165,11 @@ def _announce(restored: Restored | None, resume: bool, display: Display) -> None
         display.say("no checkpoint yet: starting at step 0")
 
 
-def run_and_report(config: RunConfig, out: Path, resume: bool, command: str) -> None:
+def run_and_report(
+    config: RunConfig, out: Path, resume: bool, command: str, timeout_s: float = processes.TIMEOUT_S
+) -> None:
     """`train_run`, then on rank 0 the page and the table. Raises RunFailed when the target was missed."""
-    result = train_run(config, out, resume, command)
+    result = train_run(config, out, resume, command, timeout_s=timeout_s)
     if "workload" not in result:
         return
     run = RunDir(out)
