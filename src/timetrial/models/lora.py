@@ -56,6 +56,7 @@ class LoraLinear(nn.Module):
         weight = base.weight
         self.lora_a = None if shares_a else nn.Parameter(weight.new_empty(lora.rank, base.in_features))
         self.lora_b = nn.Parameter(weight.new_empty(base.out_features, lora.rank))
+        self.dropout = nn.Dropout(lora.dropout)
 
     @property
     def scale(self) -> float:
@@ -64,8 +65,7 @@ class LoraLinear(nn.Module):
     def down(self, x: Tensor) -> Tensor:
         """A dropout(x): [..., inputs] -> [..., r]. Dropout draws from torch's generator of x's device."""
         assert self.lora_a is not None, "this layer shares another's A; ask that one"
-        if self.training and self.lora.dropout > 0.0:
-            x = F.dropout(x, self.lora.dropout)
+        x = self.dropout(x)
         return F.linear(x.to(self.lora_a.dtype), self.lora_a)
 
     def forward(self, x: Tensor, down: Tensor | None = None) -> Tensor:

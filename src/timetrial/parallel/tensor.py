@@ -18,6 +18,8 @@ Parameters become DTensors and layouts are changed by DTensor's redistribute, so
 and checkpoints know what each rank holds. A linear layer may be one wrapped with a low-rank adapter:
 y += B A x splits with its layer, B by output under colwise, A by input under rowwise, and the other is on
 every rank; its gradient is then a sum over ranks, which DTensor tracks as Partial.
+
+Dropout draws for the whole input and keeps this rank's part, so that a layer drops what it drops on one rank.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from timetrial.parallel import initial
 
 TOKENS = Shard(1)
 CHANNELS = Shard(-1)
@@ -51,6 +55,10 @@ def apply(model: nn.Module, table: dict[str, str], mesh: DeviceMesh) -> None:
             if placements is not None:
                 _distribute(module, mesh, placements, placed)
             _layouts(module, mesh, *layouts)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Dropout:
+                parent.register_module(name, WholeDropout(child.p).train(child.training))
     left = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if left:
         raise ValueError(f"the sharding table covers no module of {', '.join(left[:3])}")
@@ -83,6 +91,16 @@ def finish_gradients(parameters: list[nn.Parameter]) -> None:
 def _matches(name: str, pattern: str) -> bool:
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+class WholeDropout(nn.Dropout):
+    """Dropout of a DTensor by the mask of the whole tensor; ranks must draw from the same stream."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, DTensor) or not self.training or self.p == 0.0:
+            return super().forward(x)
+        mask = torch.empty(x.shape, dtype=x.dtype, device=x.device).bernoulli_(1.0 - self.p).div_(1.0 - self.p)
+        return x * DTensor.from_local(initial.part(mask, x).contiguous(), x.device_mesh, x.placements, run_check=False)
 
 
 # ---- styles --------------------------------------------------------------------------------------
