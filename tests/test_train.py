@@ -235,14 +235,14 @@ def test_a_killed_rank_ends_the_job_in_one_line(tmp_path):
 
 
 def test_a_run_goes_on_under_other_plans(undisturbed, tmp_path):
-    """Two data parallel ranks, then tensor, then pipeline parallel, then one rank: the same curve within rounding."""
+    """Data, tensor, pipeline parallel, shards on two of four ranks, one rank: the same curve within rounding."""
     run = tmp_path / "run"
     sets = tiny()
     one = tmp_path / "one"
-    assert timetrial("train", "llama31_8b", "--out", one, "--max-steps", 20, *sets).returncode == 0
+    assert timetrial("train", "llama31_8b", "--out", one, "--max-steps", 25, *sets).returncode == 0
     first = timetrial("train", "llama31_8b", "--out", run, "--nproc", 2, "--max-steps", 5, *sets)
     assert first.returncode == 0, first.stderr
-    for steps, plan in ((10, "tp=2"), (15, "pp=2"), (20, "dp=1")):
+    for steps, plan in ((10, "tp=2"), (15, "pp=2"), (20, "dp=4,shard=2"), (25, "dp=1")):
         done = timetrial("train", "llama31_8b", "--out", run, "--resume", "--max-steps", steps, "--plan", plan)
         assert done.returncode == 0, done.stderr
         assert f"resuming at step {steps - 5}" in done.stderr

@@ -100,7 +100,8 @@ def train(plan: Plan, steps: int, adapters: Lora | None = None, model: LlamaConf
     config = config_of(replace(plan, gbs=GBS), adapters, model)
     engine = engine_of(config)
     parameters = engine.parameters_named()
-    optimizer = torch.optim.AdamW([p for _, p in parameters if p.requires_grad], lr=LR, betas=(0.9, 0.95), eps=1e-5)
+    trained = [p for _, p in parameters if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.95), eps=1e-5, fused=True)
     curve = Curve([], [], [evaluate(engine, plan)], {}, {}, {})
     for step in range(steps):
         batch = samples(step)

@@ -1,4 +1,4 @@
-"""N ranks equal one rank: every axis alone on two ranks, mixed layouts on eight, in two orders.
+"""N ranks equal one rank: every axis alone on two ranks, hybrid sharding on four, mixed layouts on eight in two orders.
 
 Tolerances. All of it is float32, and layouts only reorder sums: over channels (tp), keys (cp), samples
 (dp, micro batches). What a reordering does is measured here on one rank, by another micro batch size
@@ -18,18 +18,22 @@ import torch
 from layouts import CLIP, GBS, MODEL, Curve, config_of, engine_of, samples, share, train
 from world import run_world
 
-from timetrial.config import Lora, Plan
+from timetrial.config import AXES, Lora, Plan
 from timetrial.models.llama.config import LlamaConfig
+from timetrial.parallel.mesh import Mesh
 
 LOSS = 2e-6
 NORM = 2e-6
 GRAD = 2e-6
 WEIGHT = 1e-5
 
+PATIENCE_S = 600
+"""For a world of many cases on a busy machine."""
+
 TIED = replace(MODEL, tied=True)
 ADAPTERS = Lora(rank=4, alpha=8.0, dropout=0.0, targets=("wqkv", "wo", "w1", "w2"))
-# its input is whole on every tensor-parallel rank, so both must drop what one rank drops
-DROPPING = Lora(rank=4, alpha=8.0, dropout=0.3, targets=("wqkv",))
+# inputs that are whole on every tensor-parallel rank, and two that are split over them
+DROPPING = replace(ADAPTERS, dropout=0.3)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ def plan(precision: str = "fp32", **settings: object) -> Plan:
 
 ON_TWO = {
     "dp": Case(plan(dp=2, mbs=2)),
+    "dp, zero 2": Case(plan(dp=2, mbs=2, zero=2), 4),
+    "dp, zero 1": Case(plan(dp=2, mbs=2, zero=1)),
     "tp": Case(plan(tp=2, mbs=2)),
     "cp": Case(plan(cp=2, mbs=2)),
     "pp 1f1b": Case(plan(pp=2, mbs=2)),
@@ -72,21 +78,46 @@ ON_TWO = {
     "dp, adapters": Case(plan(dp=2, mbs=2), 4, ADAPTERS),
     "tp, adapters": Case(plan(tp=2, mbs=2), 4, ADAPTERS),
     "tp, adapters with dropout": Case(plan(tp=2, mbs=2), 4, DROPPING),
+    "tp, adapters with dropout, recompute full": Case(plan(tp=2, mbs=2, recompute="full"), 4, DROPPING),
     "cp, adapters": Case(plan(cp=2, mbs=2), 4, ADAPTERS),
     "pp, adapters": Case(plan(pp=2, vp=2), 4, ADAPTERS),
     "pp zero bubble, adapters": Case(plan(pp=2, mbs=2, schedule="zb"), 4, ADAPTERS),
 }
 
-# four layouts, two orders each: strides between neighbours differ in all of them
+# groups of two that share shards, two of them
+ON_FOUR = {
+    "hsdp": Case(plan(dp=4, shard=2)),
+    "hsdp, zero 2": Case(plan(dp=4, shard=2, zero=2), 4),
+    "hsdp, zero 1": Case(plan(dp=4, shard=2, zero=1)),
+    "hsdp of replicas": Case(plan(dp=4, shard=1), 4),
+    "hsdp over cp": Case(plan(dp=2, cp=2, shard=2, mbs=2, order="dp-cp-tp-pp"), 4),
+    "hsdp, adapters": Case(plan(dp=4, shard=2), 4, ADAPTERS),
+    "hsdp, tied head": Case(plan(dp=4, shard=2), 4, model=TIED),
+    "hsdp, recompute full": Case(plan(dp=4, shard=2, recompute="full"), 4),
+    "hsdp, recompute selective": Case(plan(dp=4, shard=2, zero=1, recompute="selective"), 4),
+    "pp dp, zero 3": Case(plan(pp=2, dp=2, zero=3)),
+    "pp dp, zero 2": Case(plan(pp=2, dp=2, zero=2), 4),
+    "pp of replicas": Case(plan(pp=2, dp=2, shard=1, vp=2), 4),
+}
+
+# six layouts, two orders each: strides between neighbours differ in all of them. Few micro batches, for many ranks
+# share few cores; what more of them do is held on fewer ranks.
 ON_EIGHT = {
-    "dp tp cp": Case(plan(dp=2, tp=2, cp=2, mbs=2), 10),
-    "dp tp cp, dp last": Case(plan(dp=2, tp=2, cp=2, mbs=2, order="tp-cp-pp-dp"), 4),
-    "dp tp pp": Case(plan(dp=2, tp=2, pp=2, vp=2), 10),
-    "dp tp pp, dp last": Case(plan(dp=2, tp=2, pp=2, vp=2, order="tp-cp-pp-dp"), 4),
-    "dp cp pp": Case(plan(dp=2, cp=2, pp=2, schedule="zb"), 10),
-    "dp cp pp, dp last": Case(plan(dp=2, cp=2, pp=2, schedule="zb", order="tp-cp-pp-dp"), 4),
-    "tp cp pp": Case(plan(tp=2, cp=2, pp=2, mbs=2), 10, ADAPTERS),
-    "tp cp pp, pp first": Case(plan(tp=2, cp=2, pp=2, mbs=2, order="pp-cp-tp-dp"), 4, ADAPTERS),
+    f"{name}, {order}": Case(replace(layout, order=order), adapters=adapters, model=replace(MODEL, n_layers=layout.pp))
+    for name, layout, adapters, other in (
+        ("dp tp cp", plan(dp=2, tp=2, cp=2, mbs=4), None, "cp-dp-tp-pp"),
+        ("dp tp pp", plan(dp=2, tp=2, pp=2, vp=2, mbs=2), None, "tp-cp-pp-dp"),
+        ("dp cp pp", plan(dp=2, cp=2, pp=2, schedule="zb", mbs=2), None, "tp-cp-pp-dp"),
+        ("tp cp pp", plan(tp=2, cp=2, pp=2, mbs=4), ADAPTERS, "pp-cp-tp-dp"),
+        ("hsdp tp", plan(dp=4, shard=2, tp=2, mbs=2), None, "dp-tp-cp-pp"),
+        ("hsdp cp pp", plan(dp=2, cp=2, shard=2, pp=2, zero=3, mbs=2), None, "pp-dp-cp-tp"),
+    )
+    for order in (Plan().order, other)
+}
+
+COMPILED = {
+    axis: Case(plan(**{axis: 2}, mbs=4, compile=True), 3, model=replace(MODEL, n_layers=1))
+    for axis in ("dp", "tp", "cp")
 }
 
 
@@ -96,12 +127,22 @@ def run_all(cases: dict[str, Case]) -> dict[str, Curve]:
 
 @pytest.fixture(scope="module")
 def on_two() -> list[dict[str, Curve]]:
-    return run_world(run_all, 2, ON_TWO)
+    return run_world(run_all, 2, ON_TWO, timeout_s=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def on_four() -> list[dict[str, Curve]]:
+    return run_world(run_all, 4, ON_FOUR, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
 def on_eight() -> list[dict[str, Curve]]:
-    return run_world(run_all, 8, ON_EIGHT)
+    return run_world(run_all, 8, ON_EIGHT, timeout_s=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Curve]]:
+    return run_world(run_all, 2, COMPILED, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +154,25 @@ def one_rank() -> dict[Case, Curve]:
 @pytest.mark.parametrize("name", ON_TWO)
 def test_two_ranks_equal_one(name: str, on_two: list[dict[str, Curve]], one_rank: dict[Case, Curve]) -> None:
     compare(ON_TWO[name], [curves[name] for curves in on_two], one_rank)
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_ranks_equal_one(name: str, on_four: list[dict[str, Curve]], one_rank: dict[Case, Curve]) -> None:
+    compare(ON_FOUR[name], [curves[name] for curves in on_four], one_rank)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_blocks_equal_plain_ones(
+    name: str, compiled: list[dict[str, Curve]], one_rank: dict[Case, Curve]
+) -> None:
+    compare(COMPILED[name], [curves[name] for curves in compiled], one_rank)
+
+
+def test_the_two_orders_of_a_layout_are_two() -> None:
+    strides = [
+        [Mesh.of(case.plan).stride(axis) for axis in AXES if getattr(case.plan, axis) > 1] for case in ON_EIGHT.values()
+    ]
+    assert all(one != other for one, other in zip(strides[::2], strides[1::2], strict=True))
 
 
 @pytest.mark.parametrize("name", ON_EIGHT)
@@ -177,11 +237,7 @@ def test_bf16_layouts_agree_as_far_as_bf16_does() -> None:
 
     A rounding is 2^-9 relative at most; norms of whole gradients average over many.
     """
-    cases = {
-        "dp": Case(plan("bf16", dp=2, mbs=2), 4),
-        "tp": Case(plan("bf16", tp=2, mbs=2), 4),
-        "pp": Case(plan("bf16", pp=2, mbs=2), 4),
-    }
+    cases = {axis: Case(plan("bf16", **{axis: 2}, mbs=2), 4) for axis in ("dp", "tp", "cp", "pp")}
     one, exact = train(plan("bf16", mbs=2), 4), train(plan(mbs=2), 4)
     rounding = max(abs(a - b) for a, b in zip(one.losses, exact.losses, strict=True))
     assert rounding > 100 * LOSS, "bf16 must be at work"

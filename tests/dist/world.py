@@ -23,7 +23,7 @@ TIMEOUT_S = 120
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "timetrial.parallel.sharded", __name__]
 
 
-def run_world(fn: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
+def run_world(fn: Callable[..., Any], nproc: int, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """`fn(*args)` on `nproc` ranks with a process group; the ranks' results in order.
 
     `fn` must be importable, its results picklable. Raises AssertionError with the first failed rank's
@@ -32,10 +32,11 @@ def run_world(fn: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_rank, args=(fn, r, nproc, folder, args)) for r in range(nproc)]
+        job = fn, args, timeout_s
+        processes = [context.Process(target=_rank, args=(job, r, nproc, folder)) for r in range(nproc)]
         for process in processes:
             process.start()
-        deadline = datetime.datetime.now() + datetime.timedelta(seconds=TIMEOUT_S)
+        deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
         for process in processes:
             process.join(max(0.0, (deadline - datetime.datetime.now()).total_seconds()))
             if Path(folder, "failed").exists():
@@ -46,11 +47,12 @@ def run_world(fn: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
             process.join()
         failed = Path(folder, "failed")
         assert not failed.exists(), failed.read_text()
-        assert not hung, f"ranks {hung} of {nproc} gave no result within {TIMEOUT_S} s"
+        assert not hung, f"ranks {hung} of {nproc} gave no result within {timeout_s} s"
         return [torch.load(Path(folder, f"{r}.pt"), weights_only=False) for r in range(nproc)]
 
 
-def _rank(fn: Callable[..., Any], rank: int, nproc: int, folder: str, args: tuple[Any, ...]) -> None:
+def _rank(job: tuple[Callable[..., Any], tuple[Any, ...], float], rank: int, nproc: int, folder: str) -> None:
+    fn, args, timeout_s = job
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -58,7 +60,7 @@ def _rank(fn: Callable[..., Any], rank: int, nproc: int, folder: str, args: tupl
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=nproc,
-            timeout=datetime.timedelta(seconds=TIMEOUT_S),
+            timeout=datetime.timedelta(seconds=timeout_s),
         )
         torch.save(fn(*args), Path(folder, f"{rank}.pt"))
         dist.barrier()  # none leaves while another still talks to it
