@@ -20,6 +20,7 @@ from timetrial.models.llama.hf_names import plain_name
 from timetrial.parallel.initial import Values, fill
 from timetrial.parallel.parallelize import build
 from timetrial.train.build import InitialValues, empty_model
+from timetrial.train.dryrun import bytes_per_rank
 
 ADAPTERS = Lora(rank=5, targets=("wqkv", "wo", "w2"))
 """A rank that two do not share out evenly."""
@@ -173,6 +174,15 @@ def test_a_start_takes_a_ranks_shards_and_one_parameter(name: str, on_two: list)
         started = rank[name, "deep"]
         assert started.held <= started.peak <= started.held + 1.1 * LARGEST
         assert started.peak < 0.65 * total
+
+
+@pytest.mark.parametrize("name", ["dp", "replicas", "tp", "cp", "dp tp", "hybrid"])
+def test_a_rank_holds_what_the_dry_run_says(name: str, on_two: list, on_four: list) -> None:
+    """But for the norms, which every tensor-parallel rank holds whole."""
+    ranks, plan = (on_two, PLANS[name]) if name in PLANS else (on_four, MIXED[name])
+    config = config_of(replace(plan, gbs=GBS, precision="fp32"))
+    for rank in ranks:
+        assert rank[name, "plain"].held == pytest.approx(bytes_per_rank(config, empty_model(config)).weights, rel=0.02)
 
 
 def test_the_peak_sees_a_whole_model() -> None:
