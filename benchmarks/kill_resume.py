@@ -81,17 +81,17 @@ class Run:
             time.sleep(0.005)
         return time.perf_counter() - began
 
-    def kill(self) -> str:
-        """SIGKILL to all processes; what was done."""
+    def kill(self) -> tuple[str, str]:
+        """SIGKILL to all processes; what was done, and how that went."""
         family = descendants(self.process.pid)
         for pid in [*family, self.process.pid]:
             send(pid, signal.SIGKILL)
         self.process.wait()
         gone(family)
-        return "all killed"
+        return "all killed", ""
 
-    def take_one(self, draw: random.Random, hang: bool, timeout_s: float) -> str:
-        """SIGKILL or SIGSTOP to one rank, after which the job must end by itself and name it; what was done."""
+    def take_one(self, draw: random.Random, hang: bool, timeout_s: float) -> tuple[str, str]:
+        """SIGKILL or SIGSTOP to one rank, after which the job must end by itself and name it; as `kill`."""
         family = descendants(self.process.pid)
         ranks = {rank: pid for pid in family if (rank := rank_of(pid, self.process.pid)) is not None}
         if not ranks:
@@ -108,11 +108,11 @@ class Run:
         took = f"ended after {time.perf_counter() - began:.1f} s"
         said = [line for line in self.output.read_text(errors="replace").splitlines() if line.startswith("error: ")]
         if code == 0:  # it had all but ended
-            return f"rank {rank} taken at the end"
+            return "one rank taken too late", f"rank {rank}"
         expected = f"rank {rank} " + ("" if hang else "was killed by signal 9")
         if len(said) != 1 or expected not in said[0]:
             raise SystemExit(f"rank {rank} was {'stopped' if hang else 'killed'}, and the job said: {said}")
-        return f"rank {rank} {'stopped' if hang else 'killed'}, {took}: {said[0].removeprefix('error: ')}"
+        return f"one rank {'stopped' if hang else 'killed'}", f"{took}: {said[0].removeprefix('error: ')}"
 
     def tail(self) -> str:
         return self.output.read_text(errors="replace")[-2000:]
@@ -264,11 +264,12 @@ def main() -> None:
             several, every = options.ranks > 1, options.hang_every
             hang = several and every > 0 and killed % every == every - 1
             alone = several and (hang or killed % 2 == 1)
-            what = run.take_one(draw, hang, options.timeout) if alone else run.kill()
+            kind, how = run.take_one(draw, hang, options.timeout) if alone else run.kill()
             place = where(run)
             fell[place] += 1
-            kinds["hung" if hang else "one rank killed" if alone else "all killed"] += 1
-            print(f"kill {killed + 1:3d}  {place}, {lines(out / 'metrics.jsonl')} steps recorded; {what}", flush=True)
+            kinds[kind] += 1
+            recorded = lines(out / "metrics.jsonl")
+            print(f"kill {killed + 1:3d}  {place}, {recorded} steps recorded; {kind} {how}", flush=True)
             if "is damaged" in run.output.read_text(errors="replace"):
                 wrong.append(f"a resume found a damaged checkpoint after {killed} kills: {run.tail()}")
             if (out / "result.json").exists():  # killed while it wrote its page: there is nothing to go on with

@@ -26,10 +26,10 @@ def train(how: str, culprit: int) -> None:
     rank = process.rank
     assert process.watchdog is not None
     process.watchdog.stop()  # a busy machine may start one rank much later than another
-    watchdog = Watchdog(rank, process.world_size, TIMEOUT_S)
+    watchdog = Watchdog(rank, process.world_size, TIMEOUT_S, process.watchdog.name)
     pair = dist.new_group(list(range(process.world_size)))
     x = torch.ones(4)
-    step = 0
+    step, state = 0, "failed"
     watchdog.step = lambda: step
     try:
         if how == "background" and rank != culprit:  # as a checkpoint's thread, which waits for the others' ones
@@ -43,7 +43,10 @@ def train(how: str, culprit: int) -> None:
     except RuntimeError as error:
         if not lost_peer(error):
             raise
+        state = "lost"
         raise processes.last_words(watchdog) from error
+    finally:
+        watchdog.stop(state)
 
 
 def fault(how: str, here: bool, culprit: int, pair: dist.ProcessGroup, x: torch.Tensor) -> None:

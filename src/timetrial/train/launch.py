@@ -80,12 +80,16 @@ def start_once(ranks: int, command: list[str], attempt: int = 0) -> tuple[int, s
     """`command` on all ranks: exit code, what to say where rank 0 did not, and whether starting again may help."""
     from torch._C._distributed_c10d import TCPStore
 
-    from timetrial.train import watchdog
+    from timetrial.train import meeting, watchdog
 
     # hosted here: it outlives every rank, and tells afterwards what each was doing
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = watchdog.part_of(server, attempt)
-    watchdog.let_launcher_speak(store)
+    server.set(watchdog.LAUNCHER_SPEAKS, "")
+
+    def verdict() -> str | None:
+        store = meeting.newest(server)
+        return watchdog.verdict(store) if store is not None else None
+
     job = {
         "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": server.port,
         "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": attempt,
@@ -99,8 +103,10 @@ def start_once(ranks: int, command: list[str], attempt: int = 0) -> tuple[int, s
             with said[rank].open("wb") as quiet:
                 heard = None if rank == 0 else quiet
                 processes.append(subprocess.Popen(command, env=environment, stdout=heard, stderr=heard))
-        ended = _wait(processes, lambda: watchdog.verdict(store) is not None)
-        return _outcome(ended, said, watchdog.verdict(store), watchdog.read_beats(store, ranks))
+        ended = _wait(processes, lambda: verdict() is not None)
+        store = meeting.newest(server)
+        beats = watchdog.read_beats(store, ranks) if store is not None else dict.fromkeys(range(ranks))
+        return _outcome(ended, said, verdict(), beats)
 
 
 @dataclass(frozen=True)
@@ -157,16 +163,17 @@ def _outcome(
 
     if verdict is not None:
         return 1, verdict, True
-    for rank, end in enumerate(ended):
-        if end.code < 0 and not end.by_us:
-            return 1, f"rank {rank} was killed by signal {-end.code}, {last_of(rank, beats)}; {RESUME}", True
     lost = {rank for rank, beat in beats.items() if beat is not None and beat.state == "lost"}
+    for rank, end in enumerate(ended):
+        if end.code < 0 and not end.by_us and rank not in lost:
+            return 1, f"rank {rank} was killed by signal {-end.code}, {last_of(rank, beats)}; {RESUME}", True
     if ended[0].code in (1, 2) and 0 not in lost:
         return ended[0].code, None, False  # rank 0 has said what is wrong
     for rank, end in enumerate(ended):
         if end.code > 0 and rank not in lost:
             lines = said[rank].read_text(errors="replace").strip().splitlines() if rank else []
-            last = f": {lines[-1].removeprefix('error: ')}" if lines else ""
+            words = lines[-1].removeprefix(f"[rank{rank}]: ").removeprefix("error: ") if lines else ""  # torch's mark
+            last = f": {words}" if words else ""
             message = f"rank {rank} ended with exit code {end.code}{last}; {RESUME}"
             return end.code if end.code in (1, 2) else 1, message, False
     if lost:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from timetrial.errors import RunFailed
 from timetrial.parallel.cuda import group_arguments
 from timetrial.train import pulse
+from timetrial.train.meeting import Meeting
 from timetrial.train.watchdog import RESUME, Watchdog
 
 TIMEOUT_S = 600.0
@@ -79,19 +80,39 @@ def start(timeout_s: float = TIMEOUT_S) -> Process:
     watchdog = None
     if world > 1 and not dist.is_initialized():
         pulse.enable()
-        watchdog = Watchdog(rank, world, timeout_s)
-        try:
-            dist.init_process_group(**group_arguments(device, datetime.timedelta(seconds=timeout_s + MARGIN_S)))
-        except dist.DistError as error:
-            watchdog.stop("lost")
-            reason = str(error).splitlines()[0]
-            raise RunFailed(f"rank {rank}: could not meet the other ranks ({reason}); {RESUME}") from error
+        watchdog = _join(rank, world, timeout_s, device)
     return Process(rank, world, local, local_world, device, watchdog)
 
 
-def started_again() -> bool:
-    """Whether torchrun or Slurm has started this job before: after a failure, or on other nodes."""
-    return any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
+def _join(rank: int, world: int, timeout_s: float, device: torch.device) -> Watchdog:
+    """Make the process group."""
+    arguments = group_arguments(device, datetime.timedelta(seconds=timeout_s + MARGIN_S))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # rank 0 hosts the store, anew at each start
+        watchdog = Watchdog(rank, world, timeout_s, name="alone")
+        dist.init_process_group(**arguments)
+        return watchdog
+    with Meeting(rank, world, timeout_s) as meeting:
+        watchdog = Watchdog(rank, world, timeout_s, meeting.name)
+        try:
+            dist.init_process_group(**arguments, store=meeting.store, rank=rank, world_size=world)
+        except RuntimeError as error:
+            watchdog.stop("lost")
+            reason = str(error).splitlines()[0]
+            raise RunFailed(f"rank {rank}: could not meet the other ranks ({reason}); {RESUME}") from error
+    return watchdog
+
+
+def started_again(process: Process) -> bool:
+    """Whether torchrun or Slurm has started this job before: after a failure, or on other nodes. Collective.
+
+    Each of torchrun's agents counts the failures on its own node only.
+    """
+    again = any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
+    if process.world_size == 1:
+        return again
+    flag = torch.tensor(int(again))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def lost_peer(error: BaseException) -> bool:

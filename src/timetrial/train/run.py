@@ -55,7 +55,7 @@ def train_run(
     process = processes.start(timeout_s)
     state = "failed"
     try:
-        if export is None and processes.started_again():
+        if export is None and processes.started_again(process):
             start = takeup.look(config, out)
             config, resume = start.config, start.resume
             if start.result is not None:

@@ -18,7 +18,6 @@ as a whole, has not waited meanwhile.
 
 from __future__ import annotations
 
-import datetime
 import os
 import sys
 import threading
@@ -26,23 +25,30 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store
 
+from timetrial.train.meeting import connect, part
 from timetrial.train.pulse import Beat, Pulse, ranks_text
 
 INTERVAL_S = 1.0
 """Between two beats, at most; a tenth of a short timeout."""
 WINDOW_S = 15.0
 """How long a beat must stand still to count as none, at most; a quarter of a short timeout, and four beats."""
+CONNECT_S = 5.0
+"""How long one attempt to reach the store takes."""
 STORE_S = 30.0
 """How long the store may be out of reach before a rank takes its launcher to be gone."""
 RESUME = "--resume goes on from the last checkpoint"
 
 
 class Watchdog:
-    """This rank's thread. `step` is set once there is a trainer: the optimizer step in work, from 1."""
+    """This rank's thread, in the start `name` of the job (`meeting.py`).
 
-    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
+    `step` is set once there is a trainer: the optimizer step in work, from 1.
+    """
+
+    def __init__(self, rank: int, world_size: int, timeout_s: float, name: str) -> None:
+        self.name = name
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.interval_s = min(INTERVAL_S, timeout_s / 10)
         self.window_s = max(4 * self.interval_s, min(WINDOW_S, timeout_s / 4))
@@ -52,6 +58,8 @@ class Watchdog:
         self._stopping = threading.Event()
         self._beating = threading.Lock()  # a beat that is being written must not follow the last one
         self._store: Store | None = None
+        self._launcher_speaks = False
+        self._connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -73,14 +81,15 @@ class Watchdog:
 
         Takes as long as it takes to see whose beat stands still. Where a launcher speaks for the job, at once.
         """
-        store = self._store
         self._state = "lost"
+        self._connected.wait(CONNECT_S)  # it may have been lost within this rank's first moments
+        store = self._store
         if store is None:
             return f"rank {self.rank}: the connection to another rank was lost; {RESUME}"
         try:
             with self._beating:
                 mine = self._beat(store)
-            if launcher_speaks(store):
+            if self._launcher_speaks:
                 return None
             before = read_beats(store, self.world_size)
             time.sleep(4 * self.interval_s)
@@ -98,13 +107,16 @@ class Watchdog:
         waited, key, seen = 0.0, None, time.monotonic()
         before: dict[int, Beat | None] | None = None
         out_of_reach_s = 0.0
-        while not self._stopping.wait(self.interval_s):
+        while True:
             now = time.monotonic()
             passed, seen = now - seen, now
             slept = passed > max(5.0, 5 * self.interval_s)
             try:
                 if self._store is None:
-                    self._store = connect(datetime.timedelta(seconds=max(5.0, self.interval_s)))
+                    client = connect(CONNECT_S)
+                    self._launcher_speaks = bool(client.check([LAUNCHER_SPEAKS]))
+                    self._store = part(client, self.name)
+                    self._connected.set()
                 with self._beating:
                     if self._stopping.is_set():
                         return
@@ -120,16 +132,18 @@ class Watchdog:
                 elif waited >= self.timeout_s:
                     after = read_beats(self._store, self.world_size)
                     text = judge(self.rank, beat, waited, self.timeout_s, before, after)
-                    self._end(text if speak(self._store, self.rank, text) and not launcher_speaks(self._store) else "")
+                    self._end(text if speak(self._store, self.rank, text) and not self._launcher_speaks else "")
             except RuntimeError as error:  # of the store
                 self._store = None
                 out_of_reach_s += time.monotonic() - now + self.interval_s
-                if out_of_reach_s > max(STORE_S, self.interval_s) and not self._stopping.is_set():
+                if out_of_reach_s > STORE_S and not self._stopping.is_set():
                     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                     self._end(
                         f"rank {self.rank}: no answer from the job's store at {where} for {out_of_reach_s:.0f} s; the "
                         f"launcher, or rank 0 where there is none, hangs or is gone ({str(error).splitlines()[0]})"
                     )
+            if self._stopping.wait(self.interval_s):
+                return
 
     def _beat(self, store: Store) -> Beat:
         beat = self._pulse.read(self.step(), self._state)
@@ -145,31 +159,14 @@ class Watchdog:
 # ---- the store -----------------------------------------------------------------------------------
 
 
-def connect(timeout: datetime.timedelta) -> Store:
-    """A connection of its own to the store at MASTER_ADDR: one that waits for a key lets nobody else use it."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return part_of(client, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-
-
-def part_of(store: Store, attempt: int) -> Store:
-    """Where the ranks of this start of the job write; torchrun may keep its store over several."""
-    return PrefixStore(f"timetrial/{attempt}", store)
-
-
 def read_beats(store: Store, world_size: int) -> dict[int, Beat | None]:
     """The newest beat of every rank; None of one that has not come yet."""
     keys = {rank: f"beat/{rank}" for rank in range(world_size)}
     return {rank: Beat.loads(store.get(key)) if store.check([key]) else None for rank, key in keys.items()}
 
 
-def let_launcher_speak(store: Store) -> None:
-    """Called by a launcher that will print the job's last line itself."""
-    store.set("launcher speaks", "")
-
-
-def launcher_speaks(store: Store) -> bool:
-    return bool(store.check(["launcher speaks"]))
+LAUNCHER_SPEAKS = "timetrial/launcher speaks"
+"""Key that a launcher sets, in no start's part, which prints the job's last line itself."""
 
 
 def speak(store: Store, rank: int, text: str) -> bool:
