@@ -254,7 +254,7 @@ def main() -> None:
                 if killed % 5 == 4:
                     time.sleep(draw.uniform(0.0, start_s))
                 else:
-                    run.wait_for_a_step()
+                    start_s = run.wait_for_a_step()  # the newest: others may use the machine
                     time.sleep(draw.uniform(0.0, ACTIVE_S))
             if killed == options.kills or run.ended():
                 code = run.process.wait()

@@ -23,7 +23,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from torch._C._distributed_c10d import Store
 
@@ -36,8 +37,11 @@ WINDOW_S = 15.0
 """How long a beat must stand still to count as none, at most; a quarter of a short timeout, and four beats."""
 CONNECT_S = 5.0
 """How long one attempt to reach the store takes."""
+ANSWER_S = 10.0
+"""How long the store may think about one question; it reads the beats of thousands of ranks in less."""
 STORE_S = 30.0
 """How long the store may be out of reach before a rank takes its launcher to be gone."""
+T = TypeVar("T")
 RESUME = "--resume goes on from the last checkpoint"
 
 
@@ -113,8 +117,8 @@ class Watchdog:
             slept = passed > max(5.0, 5 * self.interval_s)
             try:
                 if self._store is None:
-                    client = connect(CONNECT_S)
-                    self._launcher_speaks = bool(client.check([LAUNCHER_SPEAKS]))
+                    client = answered(lambda: connect(CONNECT_S))
+                    self._launcher_speaks = answered(partial(client.check, [LAUNCHER_SPEAKS]))
                     self._store = part(client, self.name)
                     self._connected.set()
                 with self._beating:
@@ -128,11 +132,12 @@ class Watchdog:
                 if waited < self.timeout_s - self.window_s:
                     before = None
                 elif before is None:
-                    before = read_beats(self._store, self.world_size)
+                    before = answered(partial(read_beats, self._store, self.world_size))
                 elif waited >= self.timeout_s:
-                    after = read_beats(self._store, self.world_size)
+                    after = answered(partial(read_beats, self._store, self.world_size))
                     text = judge(self.rank, beat, waited, self.timeout_s, before, after)
-                    self._end(text if speak(self._store, self.rank, text) and not self._launcher_speaks else "")
+                    first = answered(partial(speak, self._store, self.rank, text))
+                    self._end(text if first and not self._launcher_speaks else "")
             except RuntimeError as error:  # of the store
                 self._store = None
                 out_of_reach_s += time.monotonic() - now + self.interval_s
@@ -157,6 +162,25 @@ class Watchdog:
 
 
 # ---- the store -----------------------------------------------------------------------------------
+
+
+def answered(ask: Callable[[], T]) -> T:
+    """`ask()` of the store. Raises RuntimeError when its host is stopped: the store's client would wait for ever."""
+    answer: list[T] = []
+    error: list[RuntimeError] = []
+
+    def work() -> None:
+        try:
+            answer.append(ask())
+        except RuntimeError as raised:
+            error.append(raised)
+
+    thread = threading.Thread(target=work, name="watchdog-asks", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    if answer:
+        return answer[0]
+    raise error[0] if error else RuntimeError("it is reached and says nothing")
 
 
 def read_beats(store: Store, world_size: int) -> dict[int, Beat | None]:
