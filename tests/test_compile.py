@@ -9,7 +9,7 @@ import torch
 
 from timetrial.config import Plan
 from timetrial.models.llama.config import LlamaConfig
-from timetrial.parallel.parallelize import _per_block
+from timetrial.parallel.parallelize import compile_blocks
 from timetrial.precision import bf16
 
 MODEL = LlamaConfig(vocab_size=64, dim=32, n_layers=1, n_heads=4, n_kv_heads=2, ffn_dim=48)
@@ -33,7 +33,7 @@ def test_a_compiled_block_rounds_as_the_plain_one(precision: str) -> None:
     if precision == "bf16":
         bf16.convert(model)
     compiled = copy.deepcopy(model)
-    _per_block(compiled, Plan(precision=precision, compile=True))
+    compile_blocks(compiled, Plan(precision=precision, compile=True))
     tokens = torch.randint(0, 64, (2, 16), generator=generator)
     torch._dynamo.reset()
     plain, fast, full = outputs(model, tokens), outputs(compiled, tokens), outputs(exact, tokens)

@@ -114,6 +114,8 @@ class OneRank(Engine):
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model.to(device)
+        self.replicas = [self.model]
+        """Modules that share the parameters' memory and compute parts of a batch; see `lanes.py`."""
         self.device = device
 
     def train_step(self, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer | None = None) -> Tensor:

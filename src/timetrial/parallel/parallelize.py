@@ -37,18 +37,24 @@ def build(config: RunConfig, model: nn.Module, values: Values, device: torch.dev
     if plan.precision == "bf16":
         bf16.convert(model)
     if plan.world_size == 1:
-        _per_block(model, plan)
+        _recompute(model, plan)
         fill(model, values, device)
         lanes = config.lanes or 1
-        return Lanes(model, lanes, config.threads or lanes) if lanes > 1 else OneRank(model, device)
+        engine = Lanes(model, lanes, config.threads or lanes) if lanes > 1 else OneRank(model, device)
+        for replica in engine.replicas:
+            compile_blocks(replica, plan)
+        return engine
     return _distributed(config, model, values, device)
 
 
-def _per_block(model: nn.Module, plan: Plan) -> None:
+def _recompute(model: nn.Module, plan: Plan) -> None:
     if plan.recompute != "none":
         from timetrial.parallel import recompute
 
         recompute.apply(model, plan.recompute, same_random_numbers=not plan.graph)
+
+
+def compile_blocks(model: nn.Module, plan: Plan) -> None:
     if plan.compile:
         # inductor takes a rounding to bfloat16 and back for nothing to do, and on a CPU that is what bf16 is
         options = {"emulate_precision_casts": True} if plan.precision == "bf16" else None
@@ -73,7 +79,8 @@ def _distributed(config: RunConfig, model: nn.Module, values: Values, device: to
             tensor.apply(stage, tensor.table_of(config.model), mesh["tp"])
         if plan.cp > 1:
             context.apply(stage, mesh.get_group("cp"))
-        _per_block(stage, plan)
+        _recompute(stage, plan)
+        compile_blocks(stage, plan)
         if shard is not None:
             fsdp.apply(stage, shard, plan.precision, plan.zero_stage)
     part = pipeline.joined(model, stages)

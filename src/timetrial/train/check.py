@@ -178,7 +178,6 @@ def _check_lanes(config: RunConfig) -> None:
         return
     for stands_against, what in (
         (config.plan.world_size > 1, "several ranks"),
-        (config.plan.compile, "plan.compile"),
         (config.lora is not None and config.lora.dropout > 0.0, "lora.dropout"),
     ):
         if stands_against:

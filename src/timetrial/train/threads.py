@@ -60,7 +60,7 @@ def choose(config: RunConfig, process: Process) -> tuple[int, int]:
 def lanes_for(config: RunConfig, threads: int, process: Process) -> int:
     """The most lanes into which `threads` and the micro batch both divide; 1 where lanes cannot be used."""
     dropout = config.lora is not None and config.lora.dropout > 0.0
-    if process.world_size > 1 or process.device.type != "cpu" or dropout or config.plan.compile:
+    if process.world_size > 1 or process.device.type != "cpu" or dropout:
         return 1
     both = math.gcd(threads, config.plan.mbs)
     return max(lanes for lanes in range(1, min(both, MAX_LANES) + 1) if both % lanes == 0)
