@@ -76,6 +76,8 @@ def configuration(shape: Shape, ranks: int, threads: int, compiled: bool, steps:
         "checkpoint_every": 0,
     }
     plan = f"dp={ranks},gbs={shape.batch},mbs={shape.batch // ranks},precision=fp32,compile={str(compiled).lower()}"
+    if ranks > 1:
+        plan += ",zero=1"  # parameters fit: gathered once a step
     words = [f"{key}={value}" for key, value in sets.items()]
     return request.resolve("llama31_8b", "mini", plan=plan, ranks=ranks, sets=words, threads=threads)
 

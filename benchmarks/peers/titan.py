@@ -153,7 +153,8 @@ def trainer_config(task: Task, dump: str) -> Trainer.Config:
             mixed_precision_param="float32",
             disable_cuda_graphs=True,
         ),
-        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        # parameters fit, so they stay gathered through the step, as with Timetrial's zero=1
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward="never"),
         metrics=MetricsProcessor.Config(log_freq=1, disable_color_printing=True),
         compile=CompileConfig(enable=task.compile),
         activation_checkpoint=None,
