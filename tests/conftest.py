@@ -18,7 +18,7 @@ SHARED = ROOT.parent / "shared"
 TINY = (
     "model.dim=32", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=2", "model.ffn_dim=64",
     "data.seq_len=32", "plan.gbs=4", "plan.mbs=4", "evaluation.every_samples=40", "evaluation.samples=8",
-    "checkpoint_every=5",
+    "checkpoint_every=5", "threads=1",  # runs that are compared must not choose by how busy the machine is
 )  # fmt: skip
 
 
