@@ -5,6 +5,8 @@ Writes `ready-RANK` into the working directory once it has been in three collect
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -34,7 +36,7 @@ def train(how: str, culprit: int) -> None:
     try:
         if how == "background" and rank != culprit:  # as a checkpoint's thread, which waits for the others' ones
             threading.Thread(target=lambda: dist.barrier(pair), name="checkpoint-1", daemon=True).start()
-        for step in range(1, 10_000):
+        for step in range(1, 4 if how == "end" else 10_000):
             dist.all_reduce(x)
             if step == 3:
                 Path(f"ready-{rank}").touch()
@@ -59,6 +61,8 @@ def fault(how: str, here: bool, culprit: int, pair: dist.ProcessGroup, x: torch.
     elif how == "busy" and here:
         while True:
             x.mul_(1.0)
+    elif how == "end" and here:
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "order":
         dist.barrier(pair if here else None)
     elif how == "raise" and here:

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import tiny
 from timetrial.train import launch
+from timetrial.train.watchdog import RESUME
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 LAST = r"last in all_reduce #(\d+) of ranks 0-1 \(step (\d+)\)"
@@ -91,6 +92,13 @@ def test_ranks_in_different_collectives_wait_for_one_another(tmp_path, monkeypat
     assert re.match(r"the ranks wait for one another for \d+ s: ", said), said
     assert "rank 0 in barrier #4 of ranks 0-1" in said
     assert "rank 1 in barrier #1 of ranks 0-1" in said
+
+
+def test_a_rank_that_stops_when_all_is_done_is_ended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, str(WORKER), "end", "1"]
+    code, message, again = launch.start_once(2, command, timeout_s=1.0)
+    assert (code, message, again) == (1, "rank 1 did not end with the others; " + RESUME, True)
 
 
 def test_a_rank_that_fails_by_itself_is_the_one_that_is_named(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def train(
 
     out = out or default_path(config)
     if ranks > 1 and not launched():
-        raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out, restarts))
+        raise SystemExit(request.start_ranks(config, ranks, sys.argv[1:], out, restarts, timeout))
     from timetrial.train.run import run_and_report
 
     command = shlex.join(["timetrial", *sys.argv[1:]])

@@ -24,6 +24,8 @@ from timetrial.config import RunConfig
 if TYPE_CHECKING:
     from timetrial.train.pulse import Beat
 
+TIMEOUT_S = 600.0
+"""How long a rank may keep the others waiting before the job ends, unless the user says otherwise."""
 RENDEZVOUS_PORT = 29_500
 RESTARTS = 3
 """How often torchrun starts the ranks again after one died or hung; they take up the run by themselves."""
@@ -56,18 +58,19 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
 
-def run_local(ranks: int, arguments: list[str], restarts: int = 0) -> int:
+def run_local(ranks: int, arguments: list[str], restarts: int = 0, timeout_s: float = TIMEOUT_S) -> int:
     """`timetrial ARGUMENTS` on `ranks` ranks of this machine; the job's exit code.
 
     torchrun would do for success, but ends a usage error in pages of its own report and exit code 1, and
     outlives a SIGTERM to this process. Here rank 0 speaks for the job while it is well; SIGTERM and Ctrl-C
     reach every rank, which finish their step, save and end; when one rank fails the others are ended, and
-    this process says which. After a rank that died or hung the job is started again up to `restarts` times.
+    this process says which. One that does not end `timeout_s` after another is ended, too. After a rank that
+    died or hung the job is started again up to `restarts` times.
     """
     from timetrial.train.watchdog import say
 
     for attempt in range(restarts + 1):
-        code, message, again = start_once(ranks, [sys.executable, "-m", "timetrial", *arguments], attempt)
+        code, message, again = start_once(ranks, [sys.executable, "-m", "timetrial", *arguments], attempt, timeout_s)
         if message is not None:
             say(message)
         if not again or attempt == restarts:
@@ -76,7 +79,9 @@ def run_local(ranks: int, arguments: list[str], restarts: int = 0) -> int:
     return code
 
 
-def start_once(ranks: int, command: list[str], attempt: int = 0) -> tuple[int, str | None, bool]:
+def start_once(
+    ranks: int, command: list[str], attempt: int = 0, timeout_s: float = TIMEOUT_S
+) -> tuple[int, str | None, bool]:
     """`command` on all ranks: exit code, what to say where rank 0 did not, and whether starting again may help."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -103,7 +108,7 @@ def start_once(ranks: int, command: list[str], attempt: int = 0) -> tuple[int, s
             with said[rank].open("wb") as quiet:
                 heard = None if rank == 0 else quiet
                 processes.append(subprocess.Popen(command, env=environment, stdout=heard, stderr=heard))
-        ended = _wait(processes, lambda: verdict() is not None)
+        ended = _wait(processes, lambda: verdict() is not None, timeout_s)
         store = meeting.newest(server)
         beats = watchdog.read_beats(store, ranks) if store is not None else dict.fromkeys(range(ranks))
         return _outcome(ended, said, verdict(), beats)
@@ -119,7 +124,7 @@ class Ended:
     """Whether this process killed it, because others had ended."""
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], hopeless: Callable[[], bool]) -> list[Ended]:
+def _wait(processes: list[subprocess.Popen[bytes]], hopeless: Callable[[], bool], timeout_s: float) -> list[Ended]:
     """How all ranks ended, in rank order. `hopeless`: those that are left will not end by themselves."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -131,10 +136,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], hopeless: Callable[[], bool]
     killed: set[int] = set()
     try:
         failed_at: float | None = None
+        ended_at: float | None = None
         while None in (codes := [process.poll() for process in processes]):
             if failed_at is None and any(codes):
                 failed_at = time.monotonic()
-            if failed_at is not None and (time.monotonic() - failed_at > GRACE_S or hopeless()):
+            if ended_at is None and 0 in codes:
+                ended_at = time.monotonic()
+            late = ended_at is not None and time.monotonic() - ended_at > timeout_s
+            if late or (failed_at is not None and (time.monotonic() - failed_at > GRACE_S or hopeless())):
                 killed |= _kill(processes)  # waits for a rank that is gone; its checkpoints are whole
             time.sleep(0.05)
     finally:

@@ -20,11 +20,10 @@ import torch.distributed as dist
 from timetrial.errors import RunFailed
 from timetrial.parallel.cuda import group_arguments
 from timetrial.train import pulse
+from timetrial.train.launch import TIMEOUT_S
 from timetrial.train.meeting import Meeting
 from timetrial.train.watchdog import RESUME, Watchdog
 
-TIMEOUT_S = 600.0
-"""How long a rank may keep the others waiting before the job ends, unless the user says otherwise."""
 MARGIN_S = 60.0
 """How much longer than our watchdog the backends wait, whose errors name nobody."""
 
@@ -108,11 +107,16 @@ def started_again(process: Process) -> bool:
     Each of torchrun's agents counts the failures on its own node only.
     """
     again = any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
+    return on_any(process, again)
+
+
+def on_any(process: Process, flag: bool) -> bool:
+    """Whether `flag` is set on any rank; all wait for all. Collective."""
     if process.world_size == 1:
-        return again
-    flag = torch.tensor(int(again))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+        return flag
+    flags = torch.tensor(int(flag))
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags)
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -136,7 +136,7 @@ def _resumed(workload: str, path: Path) -> RunConfig:
     return config
 
 
-def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path, restarts: int = 0) -> int:
+def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path, restarts: int, timeout_s: float) -> int:
     """Start the job's ranks on this machine with the same words; its exit code.
 
     Rank 0 must not be alone for minutes, so a base that the run needs is made before.
@@ -152,7 +152,7 @@ def start_ranks(config: RunConfig, ranks: int, arguments: list[str], out: Path, 
     words = drop_option(drop_option(arguments, "--nproc"), "--restarts")
     if "--out" not in words and not any(word.startswith("--out=") for word in words):
         words += ["--out", str(out)]
-    return run_local(ranks, words, restarts)
+    return run_local(ranks, words, restarts, timeout_s)
 
 
 def drop_option(arguments: list[str], name: str) -> list[str]:

@@ -28,6 +28,7 @@ from timetrial.train.display import Display
 from timetrial.train.durable import write_atomic
 from timetrial.train.environment import record
 from timetrial.train.export import save_model, whole_model
+from timetrial.train.launch import TIMEOUT_S
 from timetrial.train.loop import Trainer
 from timetrial.train.peak import matmul_flops_per_s
 from timetrial.train.process import Process, lost_peer
@@ -43,7 +44,7 @@ def train_run(
     command: str,
     export: Path | None = None,
     quiet: bool = False,
-    timeout_s: float = processes.TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Train `config` into the directory `out`; the content of result.json.
 
@@ -62,6 +63,8 @@ def train_run(
                 state = "ended"
                 return start.result if process.main else {"status": start.result["status"]}
         result = _train(config, out, resume, command, export, quiet, process)
+        if export is None:
+            processes.on_any(process, False)  # while there are watchdogs: one that hangs from here on waits for none
         state = "ended"
         return result
     except Exception as error:
@@ -165,9 +168,7 @@ def _announce(restored: Restored | None, resume: bool, display: Display) -> None
         display.say("no checkpoint yet: starting at step 0")
 
 
-def run_and_report(
-    config: RunConfig, out: Path, resume: bool, command: str, timeout_s: float = processes.TIMEOUT_S
-) -> None:
+def run_and_report(config: RunConfig, out: Path, resume: bool, command: str, timeout_s: float = TIMEOUT_S) -> None:
     """`train_run`, then on rank 0 the page and the table. Raises RunFailed when the target was missed."""
     result = train_run(config, out, resume, command, timeout_s=timeout_s)
     if "workload" not in result:
