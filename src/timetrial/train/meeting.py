@@ -1,8 +1,9 @@
 """Where the ranks of one start of the job meet: a part of the store that no earlier start has written to.
 
 torchrun's agents keep their store when they start the ranks again, addresses of the dead ones included, and
-torch then connects to those ("Gloo connectFullMesh failed ... Connection refused"). Their count of
-restarts does not help: each node's agent counts its own failures only. So rank 0 names each start anew, and every rank asks it for the name with a word of its own:
+torch then connects to those ("Gloo connectFullMesh failed ... Connection refused"). Their count of restarts
+does not help: each node's agent counts its own failures only. So rank 0 names each start anew, and every
+rank asks it for the name with a word of its own:
 
     rank r   sets hello/r = its word, waits for welcome/<its word>
     rank 0   answers each new word that it finds with the name of this start, until all have met
