@@ -78,6 +78,8 @@ RANGES: dict[str, Range] = {
     "lora.alpha": POSITIVE,
     "lora.dropout": SHARE,
     **{f"plan.{name}": Range(1, SIZE) for name in ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")},
+    "plan.shard": Range(0, SIZE),
+    "plan.zero": Range(1, 3),
     "seed": Range(0, COUNT),
     "threads": Range(1, 4096),
     "lanes": Range(1, 64),
