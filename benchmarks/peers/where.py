@@ -19,6 +19,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from peers import timetrial_run
 from peers.shape import Shape
+from timetrial.config import replace
 
 WARM_UP, UNDISTURBED, PROFILED = 2, 3, 2
 """Steps."""
@@ -99,6 +100,7 @@ def steps(shape: Shape, threads: int) -> tuple[float, dict[str, float]]:
     """(seconds of an undisturbed step, seconds of a profiled step by kind; those add up to the profiled step)."""
     timetrial_run.offer_random_tokens(shape)
     config = timetrial_run.configuration(shape, 1, threads, False, WARM_UP + UNDISTURBED + PROFILED)
+    config = replace(config, lanes=1)  # the profiler sees one thread's operations
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
 
     def between(trainer: Any) -> None:
