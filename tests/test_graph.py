@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
+from engines import one_rank
 from tape import Tape
 from timetrial.config import Data, Evaluation, Lora, Optim, Plan, RunConfig
 from timetrial.errors import UserError
-from timetrial.models import lora
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.optim import adamw
 from timetrial.optim.schedule import learning_rate
@@ -20,7 +19,6 @@ from timetrial.parallel import cuda
 from timetrial.parallel.engine import Batch, NoTimer, OneRank
 from timetrial.parallel.graph import WARM_UP, Graphed
 from timetrial.parallel.plan import validate
-from timetrial.precision import bf16
 from timetrial.train.state import load_model_state, model_state
 from timetrial.train.step import GraphedStep, Outcome, Step, make_step
 
@@ -32,16 +30,7 @@ CLIP = 0.5
 
 
 def make_engine(adapters: Lora | None, precision: str) -> OneRank:
-    model: nn.Module = MODEL.create()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.fill_(1.0) if name.endswith("norm.weight") else p.normal_(std=0.1, generator=generator)
-    if adapters is not None:
-        lora.apply(model, adapters, seed=1)
-    if precision == "bf16":
-        bf16.convert(model)
-    return OneRank(model, torch.device("cpu"))
+    return one_rank(MODEL, 0.1, precision, adapters, "cpu")
 
 
 def make_optimizer(engine: OneRank, capturable: bool) -> torch.optim.AdamW:

@@ -14,6 +14,7 @@ import typer
 
 from timetrial import __version__
 from timetrial.errors import RunFailed, UserError
+from timetrial.train.launch import TIMEOUT_S
 
 app = typer.Typer(
     name="timetrial",
@@ -93,7 +94,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     restarts: Annotated[int, typer.Option(help="With --nproc: go on so often after a rank died or hung.", min=0)] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds that one rank may keep the others waiting.", min=5)] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that one rank may keep the others waiting.", min=5)
+    ] = TIMEOUT_S,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
     sets: Sets = None,
     gpus_per_node: Annotated[int, typer.Option(help="For --dry-run: ranks on a node.", min=1)] = 8,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from engines import one_rank
 from timetrial.config import Lora, Optim
-from timetrial.models import lora
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.optim import adamw
 from timetrial.optim.schedule import learning_rate
@@ -17,7 +17,6 @@ from timetrial.parallel.context import KERNELS
 from timetrial.parallel.cuda import attention
 from timetrial.parallel.engine import Batch, NoTimer, OneRank
 from timetrial.parallel.graph import CudaGraph
-from timetrial.precision import bf16
 from timetrial.train.step import GraphedStep, Outcome, Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -27,16 +26,7 @@ OPTIM = Optim(base_lr=1e-3, warmup_steps=3, decay_steps=20)
 
 
 def make_engine(device: str, precision: str, adapters: Lora | None = None) -> OneRank:
-    model: nn.Module = MODEL.create()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.fill_(1.0) if name.endswith("norm.weight") else p.normal_(std=0.05, generator=generator)
-    if adapters is not None:
-        lora.apply(model, adapters, seed=1)
-    if precision == "bf16":
-        bf16.convert(model)
-    return OneRank(model, torch.device(device))
+    return one_rank(MODEL, 0.05, precision, adapters, device)
 
 
 def batches(step: int) -> list[Batch]:

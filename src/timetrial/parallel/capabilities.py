@@ -215,9 +215,9 @@ CAPABILITIES = (
 
 def as_text(device: str, width: int = 100) -> str:
     """The table for people; `device` is "cpu" or "cuda", whose ways are marked with *."""
-    lines = [f"This machine computes on {device}: its ways are marked *. No GPU way has been run on a GPU yet."]
-    if any(c.run_on_gpu for c in CAPABILITIES):
-        lines = [f"This machine computes on {device}: its ways are marked *."]
+    tried = any(c.run_on_gpu for c in CAPABILITIES)
+    untried = "" if tried else " No GPU way has been run on a GPU yet."
+    lines = [f"This machine computes on {device}: its ways are marked *.{untried}"]
     for c in CAPABILITIES:
         marks = {"cpu": "*" if device == "cpu" else " ", "gpu": "*" if device == "cuda" else " "}
         lines += ["", c.name + (f"  [{c.setting}]" if c.setting else "")]

@@ -119,12 +119,17 @@ class OneRank(Engine):
         self.device = device
 
     def train_step(self, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer | None = None) -> Tensor:
-        timer = timer or NoTimer()
         self.model.train()
+        return self._forward_backward(self.model, micro_batches, total_tokens, timer or NoTimer())
+
+    def _forward_backward(
+        self, model: nn.Module, micro_batches: list[Batch], total_tokens: int | Tensor, timer: Timer
+    ) -> Tensor:
+        """`train_step` of one of `replicas`."""
         total = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with timer.phase("forward"):
-                loss_sum = self._loss_sum(self.model, batch)
+                loss_sum = self._loss_sum(model, batch)
             with timer.phase("backward"):
                 torch.autograd.backward(loss_sum / total_tokens)
             total += loss_sum.detach()

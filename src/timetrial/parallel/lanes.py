@@ -44,17 +44,9 @@ class Lanes(OneRank):
 
         def run(lane: int) -> Tensor:
             own = timer if lane == 0 else NoTimer()  # one lane's time is the wall's
-            total = torch.zeros(())
-            for batch in micro_batches:
-                part = self._part(batch, lane)
-                if not len(part["tokens"]):
-                    continue
-                with own.phase("forward"):
-                    loss_sum = self._loss_sum(self.replicas[lane], part)
-                with own.phase("backward"):
-                    torch.autograd.backward(loss_sum / total_tokens)
-                total += loss_sum.detach()
-            return total
+            parts = [self._part(batch, lane) for batch in micro_batches]
+            filled = [part for part in parts if len(part["tokens"])]
+            return self._forward_backward(self.replicas[lane], filled, total_tokens, own)
 
         losses = self._side_by_side(run)
         with timer.phase("backward"):

@@ -55,6 +55,7 @@ def _recompute(model: nn.Module, plan: Plan) -> None:
 
 
 def compile_blocks(model: nn.Module, plan: Plan) -> None:
+    """Run each block of `model` under torch.compile from its first call on, where the plan says so."""
     if plan.compile:
         # inductor takes a rounding to bfloat16 and back for nothing to do, and on a CPU that is what bf16 is
         options = {"emulate_precision_casts": True} if plan.precision == "bf16" else None

@@ -22,6 +22,7 @@ from timetrial.data.source import SOURCES
 from timetrial.errors import UserError
 from timetrial.models.lora_targets import adapted
 from timetrial.optim import schedule
+from timetrial.parallel.plan import ZERO
 from timetrial.workloads import workload as workloads
 
 IDENTITY = ("workload", "preset", "round")
@@ -79,7 +80,7 @@ RANGES: dict[str, Range] = {
     "lora.dropout": SHARE,
     **{f"plan.{name}": Range(1, SIZE) for name in ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")},
     "plan.shard": Range(0, SIZE),
-    "plan.zero": Range(1, 3),
+    "plan.zero": Range(min(ZERO), max(ZERO)),
     "seed": Range(0, COUNT),
     "threads": Range(1, 4096),
     "lanes": Range(1, 64),
@@ -175,15 +176,18 @@ def _check_model(model: Any) -> None:
         raise UserError(f"model: has {model.n_params()} parameters; give it at least one")
 
 
+def against_lanes(config: RunConfig) -> str | None:
+    """What of `config` lanes (`parallel/lanes.py`) do not go with, or None."""
+    if config.plan.world_size > 1:
+        return "several ranks"
+    return "lora.dropout" if config.lora is not None and config.lora.dropout > 0.0 else None
+
+
 def _check_lanes(config: RunConfig) -> None:
     if config.lanes is None or config.lanes == 1:
         return
-    for stands_against, what in (
-        (config.plan.world_size > 1, "several ranks"),
-        (config.lora is not None and config.lora.dropout > 0.0, "lora.dropout"),
-    ):
-        if stands_against:
-            raise UserError(f"lanes={config.lanes}: lanes do not go with {what}; leave lanes out")
+    if obstacle := against_lanes(config):
+        raise UserError(f"lanes={config.lanes}: lanes do not go with {obstacle}; leave lanes out")
     if config.threads is not None and config.threads % config.lanes:
         raise UserError(f"lanes={config.lanes}: must divide threads={config.threads}")
 

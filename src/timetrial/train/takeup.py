@@ -14,6 +14,7 @@ from typing import Any
 
 from timetrial.config import RunConfig, dump, replace
 from timetrial.errors import UserError
+from timetrial.report.text import flatten
 from timetrial.train.ranks import Ranks
 from timetrial.train.rundir import RunDir, reopen
 
@@ -57,7 +58,7 @@ def find(config: RunConfig, out: Path) -> Start:
 
 def first_difference(config: RunConfig, stored: RunConfig) -> str | None:
     """'optim.base_lr=0.002, this command has 0.001', or None where the new start goes on with the same run."""
-    ours, theirs = _flat(dump(config)), _flat(dump(stored))
+    ours, theirs = dict(flatten(dump(config))), dict(flatten(dump(stored)))
     for key in sorted(ours.keys() | theirs.keys()):
         group, _, name = key.partition(".")
         free = group in FREE or (group == "plan" and name not in KEPT_PLAN)
@@ -78,14 +79,3 @@ def finished(run: RunDir, config: RunConfig) -> dict[str, Any] | None:
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         return None  # damaged; it is written anew at the end
     return None if asked_to_stop else result
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

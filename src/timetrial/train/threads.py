@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from timetrial.config import RunConfig, replace
+from timetrial.train.check import against_lanes
 from timetrial.train.environment import cores_available
 from timetrial.train.process import Process
 
@@ -59,8 +60,7 @@ def choose(config: RunConfig, process: Process) -> tuple[int, int]:
 
 def lanes_for(config: RunConfig, threads: int, process: Process) -> int:
     """The most lanes into which `threads` and the micro batch both divide; 1 where lanes cannot be used."""
-    dropout = config.lora is not None and config.lora.dropout > 0.0
-    if process.world_size > 1 or process.device.type != "cpu" or dropout:
+    if process.world_size > 1 or process.device.type != "cpu" or against_lanes(config):
         return 1
     both = math.gcd(threads, config.plan.mbs)
     return max(lanes for lanes in range(1, min(both, MAX_LANES) + 1) if both % lanes == 0)
