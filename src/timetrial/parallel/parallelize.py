@@ -1,7 +1,7 @@
 """The one entry of the engine: a run's configuration and a model in, something to step out.
 
-Order of what is applied: precision -> pipeline cut -> tensor -> context -> recomputation -> compile ->
-FSDP. Each rewrites the model in place and keeps its parameters' names (`engine.plain_name`). All of it
+Order of what is applied: precision -> attention -> pipeline cut -> tensor -> context -> recomputation ->
+compile -> FSDP. Each rewrites the model in place and keeps its parameters' names (`engine.plain_name`). All of it
 happens on the meta device; what a rank then holds gets its values last (`initial.py`).
 """
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from timetrial.config import Plan, RunConfig
-from timetrial.parallel import cuda
+from timetrial.parallel import attention, cuda
 from timetrial.parallel.engine import Engine, OneRank
 from timetrial.parallel.initial import Values, fill
 from timetrial.parallel.lanes import Lanes
@@ -36,6 +36,8 @@ def build(config: RunConfig, model: nn.Module, values: Values, device: torch.dev
     cuda.check(plan, device)
     if plan.precision == "bf16":
         bf16.convert(model)
+    if device.type == "cpu":
+        attention.apply(model)
     if plan.world_size == 1:
         _recompute(model, plan)
         fill(model, values, device)

@@ -28,11 +28,11 @@ class Op:
     kind: str
     """matmul, attention, elementwise (everything bound by memory), collective, or wait (for a collective)."""
     name: str
-    """The operator: mm, bmm, silu, flash_attention, all_gather, reduce_scatter, all_reduce, all_to_all, send, receive."""
+    """The operator: mm, bmm, silu, flash_attention, all_gather, reduce_scatter, all_reduce, all_to_all, send ..."""
     phase: str
     """forward, recompute (forward work done again in the backward pass) or backward."""
     module: str
-    """Path of the module inside the layer whose code asked for it: "attention.wq", "ffn_norm"; "" is the layer's own."""
+    """Path inside the layer of the module whose code asked for it: "attention.wq", "ffn_norm"; "" is the layer."""
     reads: tuple[int, ...] = ()
     """Tensor ids, each once."""
     writes: tuple[int, ...] = ()
@@ -126,9 +126,13 @@ def loads(text: str) -> LayerTrace:
     tuples = ("inputs", "outputs", "saved")
     return LayerTrace(
         kind=values["kind"],
-        ops=tuple(Op(**{k: tuple(v) if isinstance(v, list) else v for k, v in op.items()}) for op in values["ops"]),
+        ops=tuple(_op(op) for op in values["ops"]),
         tensor_bytes={int(i): n for i, n in values["tensor_bytes"].items()},
         weights=tuple(Weight(**{**w, "shape": tuple(w["shape"])}) for w in values["weights"]),
         precision=values["precision"],
         **{name: tuple(values[name]) for name in tuples},
     )
+
+
+def _op(values: dict[str, Any]) -> Op:
+    return Op(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
