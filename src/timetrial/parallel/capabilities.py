@@ -52,11 +52,12 @@ CAPABILITIES = (
     ),
     Capability(
         "attention",
-        cpu="flash attention in float32",
+        cpu="own blocks of batched products that keep the probabilities, up to 1,024 tokens; above, flash attention",
         gpu="first that fits of cuDNN, FlashAttention-2, memory-efficient, plain products",
-        because="none but the last keeps the T x T scores; cuDNN's is the fastest from Hopper on",
-        where="parallel/cuda.py",
+        because="a CPU's products are faster than its flash operator; on a GPU none but the last keeps T x T scores",
+        where="parallel/attention.py",
         torch=(
+            "torch.library.custom_op",
             "torch.nn.functional.scaled_dot_product_attention",
             "torch.nn.attention.sdpa_kernel",
             "torch.nn.attention.SDPBackend.CUDNN_ATTENTION",

@@ -37,25 +37,29 @@ def positions(seq_len: int, cp: int, cp_rank: int) -> Tensor:
     return torch.cat((chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]))
 
 
-def apply(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Put a ring over `group` in the place of every causal attention of `model`."""
+def apply(model: nn.Module, group: dist.ProcessGroup, device_type: str | None = None) -> None:
+    """Put a ring over `group` in the place of every causal attention of `model`.
+
+    Its kernel is that of `device_type`, of the tensors' own device where None.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, CausalAttention):
-                parent.register_module(name, RingAttention(group))
+                parent.register_module(name, RingAttention(group, device_type))
 
 
 class RingAttention(nn.Module):
     """Causal attention over a sequence that lies over `group` as `positions` says."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, device_type: str | None = None) -> None:
         super().__init__()
-        self.group = group
+        self.group, self.device_type = group, device_type
 
     def forward(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """-> [B, T, N, H], T being this rank's tokens."""
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH))
-        out: Tensor = ring_forward(q, k, v, self.group.group_name)[0]
+        kernel = self.device_type or q.device.type
+        out: Tensor = ring_forward(q, k, v, self.group.group_name, kernel)[0]
         return out.transpose(1, 2)
 
 
@@ -109,13 +113,13 @@ KERNELS = {
 # ---- the ring ------------------------------------------------------------------------------------
 #
 # Operators of their own, so that selective recomputation can keep the ring's result (and does not run
-# the ring twice) and torch.compile leaves it whole. Operators take plain values: the group by its name.
+# the ring twice) and torch.compile leaves it whole. Operators take plain values: group and kernel by their names.
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, group_name: str, kernel_name: str) -> tuple[Tensor, Tensor]:
     """(q [B, N, T, H], k, v [B, K, T, H]) -> (out [B, N, T, H], lse [B, N, T] float32)."""
     group = _group(group_name)
-    kernel, cp, rank = KERNELS[q.device.type], group.size(), group.rank()
+    kernel, cp, rank = KERNELS[kernel_name], group.size(), group.rank()
     half, repeat = q.shape[2] // 2, q.shape[1] // k.shape[1]
     kv = torch.stack((k, v))
     out = torch.empty_like(q, dtype=torch.float32)
@@ -137,11 +141,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tensor, 
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group_name: str
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group_name: str, kernel_name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their dtypes."""
     group = _group(group_name)
-    kernel, cp, rank = KERNELS[q.device.type], group.size(), group.rank()
+    kernel, cp, rank = KERNELS[kernel_name], group.size(), group.rank()
     half, repeat = q.shape[2] // 2, q.shape[1] // k.shape[1]
     kv = torch.stack((k, v))
     dq = torch.zeros_like(q, dtype=torch.float32)
@@ -172,24 +176,24 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"ring_attention": _forward, "r
 
 
 @ring_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, group_name: str, kernel_name: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @ring_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group_name: str
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group_name: str, kernel_name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.group_name = inputs
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str, str], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.names = inputs
     ctx.save_for_backward(q, k, v, *output)
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    return *ring_backward(grad.contiguous(), *ctx.saved_tensors, ctx.group_name), None
+def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    return *ring_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.names), None, None
 
 
 ring_forward.register_autograd(_gradients, setup_context=_save)

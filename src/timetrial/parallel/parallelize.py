@@ -7,6 +7,8 @@ happens on the meta device; what a rank then holds gets its values last (`initia
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +20,9 @@ from timetrial.parallel.initial import Values, fill
 from timetrial.parallel.lanes import Lanes
 from timetrial.parallel.plan import validate
 from timetrial.precision import bf16
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def build(config: RunConfig, model: nn.Module, values: Values, device: torch.device | str = "cpu") -> Engine:
@@ -34,12 +39,9 @@ def build(config: RunConfig, model: nn.Module, values: Values, device: torch.dev
     plan = config.plan
     validate(plan, config, dist.get_world_size() if dist.is_initialized() else 1)
     cuda.check(plan, device)
-    if plan.precision == "bf16":
-        bf16.convert(model)
-    if device.type == "cpu":
-        attention.apply(model)
+    choose(model, plan, device.type)
     if plan.world_size == 1:
-        _recompute(model, plan)
+        recomputed(model, plan)
         fill(model, values, device)
         lanes = config.lanes or 1
         engine = Lanes(model, lanes, config.threads or lanes) if lanes > 1 else OneRank(model, device)
@@ -49,7 +51,28 @@ def build(config: RunConfig, model: nn.Module, values: Values, device: torch.dev
     return _distributed(config, model, values, device)
 
 
-def _recompute(model: nn.Module, plan: Plan) -> None:
+def choose(model: nn.Module, plan: Plan, device_type: str) -> None:
+    """Put into `model` the ways of computing of a kind of device: its products and its attention."""
+    if plan.precision == "bf16":
+        bf16.convert(model, device_type)
+    if device_type == "cpu":
+        attention.apply(model)
+
+
+def lay_out(stage: nn.Module, config: RunConfig, mesh: DeviceMesh, device_type: str) -> None:
+    """Lay `stage` out over the tensor- and context-parallel ranks of `mesh`, in place, and wrap what is recomputed."""
+    from timetrial.parallel import context, tensor
+
+    plan = config.plan
+    if plan.tp > 1:
+        tensor.apply(stage, tensor.table_of(config.model), mesh["tp"])
+    if plan.cp > 1:
+        context.apply(stage, mesh.get_group("cp"), device_type)
+    recomputed(stage, plan)
+
+
+def recomputed(model: nn.Module, plan: Plan) -> None:
+    """Wrap the blocks of `model` whose activations the plan recomputes, in place."""
     if plan.recompute != "none":
         from timetrial.parallel import recompute
 
@@ -67,7 +90,7 @@ def compile_blocks(model: nn.Module, plan: Plan) -> None:
 
 def _distributed(config: RunConfig, model: nn.Module, values: Values, device: torch.device) -> Engine:
     # imported here: one rank should not wait for torch's distributed parts
-    from timetrial.parallel import context, fsdp, pipeline, sharded, tensor
+    from timetrial.parallel import fsdp, pipeline, sharded
     from timetrial.parallel.mesh import Mesh
 
     plan = config.plan
@@ -78,11 +101,7 @@ def _distributed(config: RunConfig, model: nn.Module, values: Values, device: to
     stages = pipeline.cut(model, plan, mesh.get_local_rank("pp"))
     shard = ranks.fsdp_mesh(mesh)
     for stage in stages.values():
-        if plan.tp > 1:
-            tensor.apply(stage, tensor.table_of(config.model), mesh["tp"])
-        if plan.cp > 1:
-            context.apply(stage, mesh.get_group("cp"))
-        _recompute(stage, plan)
+        lay_out(stage, config, mesh, device.type)
         compile_blocks(stage, plan)
         if shard is not None:
             fsdp.apply(stage, shard, plan.precision, plan.zero_stage)

@@ -11,6 +11,7 @@ an all-gather puts out, what a reduce-scatter takes in, what a message carries.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +67,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # let DTensor take itself apart first: it communicates inside
         kwargs = kwargs or {}
-        if func.namespace == "timetrial":  # operators of this package communicate inside
+        inside = implementation(func)
+        if inside is not None:
             with self:
-                return IMPLEMENTATIONS[func._opname](*args, **kwargs)
-        kind = _KINDS.get(func._opname) if func.namespace in ("c10d", "_c10d_functional") else None
-        if kind is not None:
-            self.calls.append(_collective(kind, args))
+                return inside(*args, **kwargs)
+        call = collective_of(func, args)
+        if call is not None:
+            self.calls.append(call)
         return func(*args, **kwargs)
 
 
-def _collective(kind: str, args: tuple[Any, ...]) -> Collective:
+def implementation(func: Any) -> Callable[..., Any] | None:
+    """What an operator of this package that communicates runs; None for any other operator."""
+    return IMPLEMENTATIONS.get(func._opname) if func.namespace == "timetrial" else None
+
+
+def collective_of(func: Any, args: tuple[Any, ...]) -> Collective | None:
+    """What the operator `func` sends when it is called with `args`; None where it sends nothing."""
+    kind = _KINDS.get(func._opname) if func.namespace in ("c10d", "_c10d_functional") else None
+    if kind is None:
+        return None
     tensors = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, Tensor)]
     sizes = [x.numel() * x.element_size() for x in tensors]
     ranks = _ranks(args)
