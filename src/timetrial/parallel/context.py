@@ -158,10 +158,10 @@ def _backward(
         k_i, v_i = (_heads(x[:, :, keys], repeat) for x in kv)
         q_i, grad_i, out_i, lse_i = (x[:, :, queries].contiguous() for x in (q, grad, out, lse))
         dq_i, dk_i, dv_i = kernel.backward(grad_i, q_i, k_i, v_i, out_i, lse_i, source == rank)
-        dq[:, :, queries] += dq_i
+        dq[:, :, queries].add_(dq_i)  # += would copy what it has added to onto itself
         _wait(arriving)
-        dkv[0, :, :, keys] += _sum_heads(dk_i, repeat)
-        dkv[1, :, :, keys] += _sum_heads(dv_i, repeat)
+        dkv[0, :, :, keys].add_(_sum_heads(dk_i, repeat))
+        dkv[1, :, :, keys].add_(_sum_heads(dv_i, repeat))
         _wait(pending)
         kv = following
         arriving, dkv = _pass_on(dkv, group)  # the last turn brings them home

@@ -21,9 +21,16 @@ from torch import Tensor, nn
 class Bf16Linear(nn.Linear):
     """A linear layer that keeps its weights as they are and multiplies in bfloat16."""
 
+    device_type: str | None = None
+    """Kind of device whose way it takes, cpu or cuda; that of its input where None."""
+
+    def emulates(self, x: Tensor) -> bool:
+        """Whether operands are rounded and multiplied in float32."""
+        return (self.device_type or x.device.type) == "cpu"
+
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(torch.bfloat16)
-        if x.device.type == "cpu":
+        if self.emulates(x):
             bias = None if bias is None else bias.float()
             return rounded(F.linear(rounded(x), rounded(self.weight), bias)).to(x.dtype)
         return F.linear(x.to(torch.bfloat16), self.weight.to(torch.bfloat16), bias)
@@ -34,12 +41,17 @@ def rounded(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16).float()
 
 
-def convert(model: nn.Module) -> None:
-    """Make every plain linear layer of `model` a Bf16Linear, in place; parameters stay the same objects."""
+def convert(model: nn.Module, device_type: str | None = None) -> None:
+    """Make every plain linear layer of `model` a Bf16Linear, in place; parameters stay the same objects.
+
+    `device_type` as in Bf16Linear: a trace takes a GPU's way on tensors that are none of its.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, _converted(child))
+                converted = _converted(child)
+                converted.device_type = device_type
+                setattr(parent, name, converted)
 
 
 def _converted(linear: nn.Linear) -> Bf16Linear:
