@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from timetrial.cachedir import root
 from timetrial.data.samples import ArrayTokens, Tokens
 from timetrial.data.tokenfile import VERSION, Meta, PartWriter, TokenFiles, write_meta
 from timetrial.data.tokenizer import Tokenizer
 from timetrial.errors import UserError
-
-
-def root() -> Path:
-    """The cache directory by the XDG convention: ~/.cache/timetrial, if not configured otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "timetrial"
 
 
 def cached_tokens(name: str, decided_by: list[str], tokenizer: Tokenizer, make: Callable[[], ArrayTokens]) -> Tokens:

@@ -34,10 +34,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from timetrial.config import Plan, RunConfig, replace
+from timetrial.errors import UserError
 from timetrial.models import lora
 from timetrial.models.layers.rope import frequencies, rotation
 from timetrial.models.llama.model import CausalAttention
-from timetrial.parallel import context, parallelize
+from timetrial.parallel import context, cuda, parallelize
 from timetrial.parallel.engine import plain_name
 from timetrial.parallel.head import model_loss_sum
 from timetrial.parallel.loss import token_loss_sum
@@ -62,8 +63,16 @@ def trace_layers(config: RunConfig, kind: str = "cuda") -> dict[str, LayerTrace]
     local = Plan(tp=plan.tp, cp=plan.cp, mbs=plan.mbs, gbs=plan.mbs, precision=plan.precision, recompute=plan.recompute)
     one = replace(config, plan=local, model=replace(config.model, n_layers=1))
     validate(local, one, local.world_size)
-    with _world(local) as mesh:
-        return _Layers(one, plan.pp > 1, kind, mesh).trace()
+    cuda.check(local, torch.device(kind))
+    if dist.is_initialized():
+        raise RuntimeError("tracing makes a process group of its own, and this process has one already")
+    try:
+        with _world(local) as mesh:
+            return _Layers(one, plan.pp > 1, kind, mesh).trace()
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        mapping = f"tp={plan.tp}, cp={plan.cp}, ep={plan.ep}, mbs={plan.mbs}, recompute={plan.recompute}"
+        raise UserError(f"--plan: {config.workload} cannot be traced with {mapping} ({reason}); change one") from error
 
 
 @contextmanager
@@ -72,8 +81,6 @@ def _world(plan: Plan) -> Iterator[DeviceMesh | None]:
     if plan.world_size == 1:
         yield None
         return
-    if dist.is_initialized():
-        raise RuntimeError("tracing makes a process group of its own, and this process has one already")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.world_size)
