@@ -140,6 +140,14 @@ def test_a_message_is_its_latency_and_the_time_on_the_link() -> None:
     assert send_s(0, far, H100) == (0.0, 0.0)
 
 
+def test_a_cpu_reaches_what_was_measured() -> None:
+    cpu = replace(H100, accelerator=replace(H100.accelerator, generation="cpu"))
+    cpu = replace(cpu, scale_up=replace(cpu.scale_up, bytes_per_s=2e9, peer_bytes_per_s=2e9, in_switch_reduction=False))
+    cost = collective_s("all_reduce", 4e9, placed(2), cpu)
+    assert (cost.algorithm, cost.protocol) == ("ring", "plain")
+    assert cost.seconds == pytest.approx(2 + 2 * cpu.scale_up.latency_s)
+
+
 def test_nothing_to_do() -> None:
     assert collective_s("all_reduce", 2**30, placed(1), H100) == Cost(0.0, "none", 0.0, "scale-up")
     assert collective_s("all_reduce", 0, placed(8), H100).seconds == 0
@@ -162,6 +170,6 @@ def test_bad_requests() -> None:
 def test_no_torch() -> None:
     code = (
         "import sys, timetrial.predict.network, timetrial.predict.placement, timetrial.predict.schedule, "
-        "timetrial.predict.actions; sys.exit('torch' in sys.modules)"
+        "timetrial.predict.actions, timetrial.predict.quick; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -72,6 +72,8 @@ PROTOCOLS = (
     Protocol("LL128", 14e-6, 1.9 / 3.4, 4.0 / 14, 0.92, 0.92, True),
     Protocol("Simple", 8.4e-6, 1.0, 1.0, 1.0, 1.0, True),
 )
+PLAIN = Protocol("plain", 0.0, 1.0, 1.0, 1.0, 1.0, False)
+"""Of CPUs, whose figures are measured through their library (gloo): nothing is reached more slowly than they say."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,10 @@ class Efficiency:
         Scale-up: NCCL topo.h counts 20.6 of 25 GB/s a link on Hopper and 40.1 of 50 on Blackwell; others assumed.
         In-switch: nvlsEfficiency of tuning.cc. Scale-out: 46 to 48 of 50 GB/s for NDR InfiniBand in rings of few
         nodes (nccl-tests issue 290), falling to about 0.7 over 128 nodes (NCCL issue 1229), so 0.9; Ethernet assumed.
+        A CPU's figures are what its library reaches.
         """
+        if system.accelerator.generation == "cpu":
+            return cls(1.0, 1.0, 1.0)
         scale_up, in_switch = {
             "hopper": (20.6 / 25, 0.85),
             "blackwell": (40.1 / 50, 0.74),
@@ -128,7 +133,7 @@ class Cost:
     network: str
     """scale-up or scale-out: the one that decides."""
     protocol: str = ""
-    """LL, LL128 or Simple."""
+    """LL, LL128 or Simple; plain on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +169,12 @@ def collective_s(
             f"scale-out network; use at most {system.scale_up.domain} ranks, or a system with one"
         )
     e = efficiency or Efficiency.of(system)
+    protocols = (PLAIN,) if system.accelerator.generation == "cpu" else PROTOCOLS
     costs = [
         _cost(way, protocol, placement, system, e)
         for way in _ways(kind, nbytes, placement, system, e)
-        for protocol in PROTOCOLS
-        if not way.in_switch or protocol.name == "Simple"
+        for protocol in protocols
+        if not way.in_switch or protocol is protocols[-1]
     ]
     return min(costs, key=lambda cost: cost.seconds)
 
@@ -194,18 +200,19 @@ def _ways(kind: str, size: float, p: Placement, system: System, e: Efficiency) -
         up, out = size * (k - 1) / n, size * (n - k) / n
         yield _Way("pairwise", up, out, rounds, 0) if d == 1 else _Way("pairwise", up, out, 0, rounds)
         return
-    switch = system.scale_up.in_switch_reduction and p.most_in_domain > 1
+    several = p.most_in_domain > 1  # otherwise nothing passes over scale-up
+    switch = system.scale_up.in_switch_reduction and several
     depth = math.ceil(math.log2(d))
     if kind == "broadcast":
-        yield _Way("ring", size, size / k if d > 1 else 0, n - d, d - 1)
-        yield _Way("tree", size, size / k if d > 1 else 0, p.most_in_domain - 1, depth, e.tree)
+        yield _Way("ring", size * several, size / k if d > 1 else 0, n - d, d - 1)
+        yield _Way("tree", size * several, size / k if d > 1 else 0, p.most_in_domain - 1, depth, e.tree)
         return
     passes = 2 if kind == "all_reduce" else 1
     ring = passes * size * (n - 1) / n
-    yield _Way("ring", ring, ring / k if d > 1 else 0, passes * (n - d), passes * (d - 1))
+    yield _Way("ring", ring * several, ring / k if d > 1 else 0, passes * (n - d), passes * (d - 1))
     if switch and d == 1:
         yield _Way("in-switch", size * (1 + 1 / n) if passes == 2 else size, in_switch=True)
-    if e.hierarchical and d > 1 and p.most_in_domain > 1:
+    if e.hierarchical and d > 1 and several:
         inside, across = (passes * size * (x - 1) / x for x in (p.most_in_domain, d))
         if not p.even:  # the domain with the fewest still takes in all that it has not got
             across = passes * size * (n - k) / n
@@ -213,10 +220,10 @@ def _ways(kind: str, size: float, p: Placement, system: System, e: Efficiency) -
     if passes == 2:
         across = size if d == 2 else 2 * size
         out = across / k if d > 1 else 0.0
-        yield _Way("tree", 2 * size, out, 2 * (p.most_in_domain - 1), 2 * depth, e.tree)
+        yield _Way("tree", 2 * size * several, out, 2 * (p.most_in_domain - 1), 2 * depth, e.tree)
         if switch and d > 1:
             yield _Way("in-switch tree", size * (1 + 1 / k), out, 0, 2 * depth, e.tree, in_switch=True)
-    elif p.most_in_domain == 1:
+    elif not several:
         yield _Way("tree", 0, ring, 0, depth, e.pat)
 
 
