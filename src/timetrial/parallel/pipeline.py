@@ -51,8 +51,7 @@ def cut(model: nn.Module, plan: Plan, pp_rank: int) -> dict[int, nn.Module]:
     for index, (embedding, kept, head) in enumerate(parts):
         if stage_rank(index, plan) != pp_rank:
             continue
-        stage = copy.copy(model)
-        stage._modules = dict(model._modules)
+        stage = shallow(model)
         names = [name for name, _ in layers.named_children()]
         stage._modules["layers"] = nn.ModuleDict({names[i]: layers.get_submodule(names[i]) for i in kept})
         if not embedding:
@@ -63,11 +62,21 @@ def cut(model: nn.Module, plan: Plan, pp_rank: int) -> dict[int, nn.Module]:
     return stages
 
 
+def shallow(model: nn.Module) -> nn.Module:
+    """A copy of `model` that shares its parameters and modules but not its tables: what is taken out of one stays in
+    the other, and a hook of one (FSDP puts some on each stage) does not run with the other."""
+    made = copy.copy(model)
+    for name, value in vars(model).items():
+        if isinstance(value, (dict, set)):
+            setattr(made, name, copy.copy(value))
+    return made
+
+
 def joined(model: nn.Module, stages: dict[int, nn.Module]) -> nn.Module:
     """One module with everything that `stages` of the uncut `model` hold, under the whole model's names."""
     if len(stages) == 1:
         return next(iter(stages.values()))
-    whole = copy.copy(model)
+    whole = shallow(model)
     whole._modules = dict.fromkeys(model._modules)
     blocks: dict[str, nn.Module] = {}
     for stage in stages.values():
