@@ -21,7 +21,6 @@ which all layers share, are not counted.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from timetrial.errors import UserError
 from timetrial.models import lora
 from timetrial.models.layers.rope import frequencies, rotation
 from timetrial.models.llama.model import CausalAttention
-from timetrial.parallel import context, cuda, parallelize
+from timetrial.parallel import context, cuda, parallelize, pipeline
 from timetrial.parallel.engine import plain_name
 from timetrial.parallel.head import model_loss_sum
 from timetrial.parallel.loss import token_loss_sum
@@ -216,8 +215,8 @@ class _Layers:
 
 def _part(model: nn.Module, without: tuple[str, ...]) -> nn.Module:
     """`model` without its blocks and some of its ends, as pipeline stages are (`pipeline.cut`)."""
-    part = copy.copy(model)
-    part._modules = dict(model._modules) | dict.fromkeys(without)
+    part = pipeline.shallow(model)
+    part._modules |= dict.fromkeys(without)
     part._modules["layers"] = nn.ModuleDict()
     return part
 

@@ -1,0 +1,159 @@
+"""What traces say a step sends, against what real ranks send in one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from layouts import GBS, MODEL, config_of, engine_of, samples, share
+from world import run_world
+
+from timetrial.config import Lora, Plan, RunConfig
+from timetrial.parallel.engine import NoTimer
+from timetrial.parallel.mesh import Mesh
+from timetrial.parallel.record import Collective, Recorder
+from timetrial.predict.collectives import step_collectives
+from timetrial.predict.events import LayerTrace
+from timetrial.predict.trace import trace_layers
+from timetrial.train.step import Step
+
+SMALL = replace(MODEL, n_layers=2)
+DEEP = replace(MODEL, n_layers=6)
+ODD = replace(MODEL, dim=36, n_heads=6, n_kv_heads=3, ffn_dim=70, vocab_size=97, n_layers=2)
+"""Nothing of it divides by four."""
+ADAPTERS = Lora(rank=3, dropout=0.1, targets=("wqkv", "wo"))
+
+Case = tuple[Plan, Lora | None, Any]
+
+
+def case(lora: Lora | None = None, model: Any = SMALL, **plan: Any) -> Case:
+    return Plan(gbs=GBS, precision="fp32", **plan), lora, model
+
+
+TWO = {
+    "dp, zero 3": case(dp=2, mbs=2),
+    "dp, zero 2": case(dp=2, mbs=2, zero=2),
+    "dp, zero 1": case(dp=2, mbs=2, zero=1),
+    "dp, deep": case(dp=2, mbs=2, model=DEEP),
+    "dp, tied": case(dp=2, mbs=4, model=replace(SMALL, tied=True)),
+    "dp, adapters": case(ADAPTERS, dp=2, mbs=2),
+    "tp": case(tp=2, mbs=4),
+    "tp, recompute full": case(tp=2, mbs=4, recompute="full"),
+    "tp, recompute selective": case(tp=2, mbs=4, recompute="selective"),
+    "tp, adapters": case(ADAPTERS, tp=2, mbs=4),
+    "cp": case(cp=2, mbs=4),
+    "cp, recompute full": case(cp=2, mbs=4, recompute="full"),
+    "pp": case(pp=2, mbs=2),
+    "pp, deep": case(pp=2, mbs=1, model=DEEP),
+}
+FOUR = {
+    "dp, nothing divides": case(dp=4, mbs=2, model=ODD),
+    "shards of two": case(dp=4, shard=2, mbs=1),
+    "shards of two, zero 1": case(dp=4, shard=2, mbs=1, zero=1),
+    "replicas alone": case(dp=4, shard=1, mbs=1),
+    "tp, dp": case(tp=2, dp=2, mbs=2),
+    "tp, dp, zero 1": case(tp=2, dp=2, mbs=2, zero=1),
+    "tp, dp, adapters": case(ADAPTERS, tp=2, dp=2, mbs=2),
+    "cp of four": case(cp=4, mbs=4),
+    "pp, dp": case(pp=2, dp=2, mbs=2, model=DEEP),
+    "pp, dp, zero 2": case(pp=2, dp=2, mbs=2, zero=2, model=DEEP),
+    "pp, dp, zero 3": case(pp=2, dp=2, mbs=1, zero=3, model=DEEP),
+    "pp of four": case(pp=4, mbs=1, model=DEEP),
+}
+EIGHT = {
+    "tp, cp, dp": case(tp=2, cp=2, dp=2, mbs=2),
+    "tp, cp, dp, another order": case(tp=2, cp=2, dp=2, mbs=2, order="dp-cp-tp-pp"),
+    "tp, pp, dp": case(tp=2, pp=2, dp=2, mbs=2),
+    "tp, cp, pp": case(tp=2, cp=2, pp=2, mbs=2, recompute="full"),
+    "tp, pp, dp, adapters": case(ADAPTERS, tp=2, pp=2, dp=2, mbs=2),
+}
+MANY_STAGES = {
+    "interleaved": case(pp=2, vp=2, tp=2, mbs=2, model=DEEP),
+    "interleaved, dp": case(pp=2, vp=2, dp=2, mbs=2, model=DEEP),
+    "zb": case(pp=2, schedule="zb", tp=2, mbs=2, model=DEEP),
+    "zbv": case(pp=2, vp=2, schedule="zbv", dp=2, mbs=2, model=DEEP),
+    "zbv, recompute full": case(pp=2, vp=2, schedule="zbv", tp=2, mbs=2, model=DEEP, recompute="full"),
+}
+WORLDS = {2: TWO, 4: FOUR | MANY_STAGES, 8: EIGHT}
+
+
+def configured(case: Case) -> RunConfig:
+    plan, lora, model = case
+    return config_of(plan, lora, model)
+
+
+def record(cases: dict[str, Case]) -> dict[str, list[Collective]]:
+    """The calls of one whole step of each case, the second: the first also makes connections."""
+    calls = {}
+    for name, one in cases.items():
+        config = configured(one)
+        engine = engine_of(config)
+        trained = [p for _, p in engine.parameters_named() if p.requires_grad]
+        step = Step(engine, torch.optim.AdamW(trained, lr=1e-3), clip_norm=1.0)
+        micro_batches = share(samples(0), engine, config.plan)
+        step.work(micro_batches, torch.tensor(100.0, dtype=torch.float64), NoTimer())
+        with Recorder() as recorder:
+            step.work(micro_batches, torch.tensor(100.0, dtype=torch.float64), NoTimer())
+        calls[name] = recorder.calls
+    return calls
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[list[Collective]]]:
+    """Case -> the calls of each rank."""
+    found = {}
+    for size, cases in WORLDS.items():
+        ranks = run_world(record, size, cases)
+        found |= {name: [calls[name] for calls in ranks] for name in cases}
+    return found
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, dict[str, LayerTrace]]:
+    return {name: trace_layers(configured(one), "cpu") for cases in WORLDS.values() for name, one in cases.items()}
+
+
+def predicted(name: str, rank: int, traces: dict[str, dict[str, LayerTrace]]) -> list[Collective]:
+    one = next(cases[name] for cases in WORLDS.values() if name in cases)
+    calls = step_collectives(traces[name], configured(one), rank, "cpu")
+    return [Collective(call.kind, call.ranks, call.bytes) for call in calls]
+
+
+@pytest.mark.parametrize("name", [*TWO, *FOUR, *EIGHT])
+def test_every_rank_sends_what_its_traces_say_in_that_order(
+    name: str, recorded: dict[str, list[list[Collective]]], traces: dict[str, dict[str, LayerTrace]]
+) -> None:
+    for rank, calls in enumerate(recorded[name]):
+        assert calls, name
+        assert calls == predicted(name, rank, traces)
+
+
+@pytest.mark.parametrize("name", MANY_STAGES)
+def test_other_schedules_send_the_same_in_another_order(
+    name: str, recorded: dict[str, list[list[Collective]]], traces: dict[str, dict[str, LayerTrace]]
+) -> None:
+    for rank, calls in enumerate(recorded[name]):
+        assert Counter(calls) == Counter(predicted(name, rank, traces))
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_an_axis_sends_what_the_layers_traces_hold(
+    axis: str, recorded: dict[str, list[list[Collective]]], traces: dict[str, dict[str, LayerTrace]]
+) -> None:
+    """Embedding, blocks, head, then backward through them in reverse: the assembly adds sums alone to these axes."""
+    name = "tp, cp, dp"
+    layers, plan = traces[name], EIGHT[name][0]
+    expected: list[tuple[str, int]] = []
+    order = ["embed", "block", "block", "head"]
+    for phases, kinds in ((("forward",), order), (("recompute", "backward"), order[::-1])):
+        for kind in kinds:
+            ops = [op for op in layers[kind].only(*phases) if op.kind == "collective" and op.axis == axis]
+            expected += [(op.name, op.bytes) for op in ops if op.name != "all_reduce"]
+    assert expected
+    for rank, calls in enumerate(recorded[name]):
+        group = tuple(Mesh.of(plan).group(rank, axis))
+        found = [(call.kind, call.bytes) for call in calls if call.ranks == group and call.kind != "all_reduce"]
+        assert found == expected * plan.grad_accumulation_steps
