@@ -12,7 +12,7 @@ import pytest
 
 from timetrial.config import Evaluation
 from timetrial.errors import UserError
-from timetrial.predict.converge import Samples, evaluations, points, samples, time_to_train, whole
+from timetrial.predict.converge import FOUR_BITS_MORE, Samples, evaluations, points, samples, time_to_train, whole
 from timetrial.workloads.workload import find, resolve
 
 FACTS = Path(__file__).parents[2] / "shared" / "facts"
@@ -110,6 +110,28 @@ def test_unknown_workload_round_and_batch_size() -> None:
         samples("llama31_405b", "v4.0", 1152)
     with pytest.raises(UserError, match="at least 1"):
         samples("llama31_405b", "v5.1", 0)
+
+
+def test_four_bits_need_more_samples() -> None:
+    bf16, fp8, nvfp4 = (samples("llama31_8b", "v6.0", 16, p) for p in ("bf16", "fp8", "nvfp4"))
+    assert bf16 == fp8
+    assert nvfp4.mean == pytest.approx(1.06 * bf16.mean)
+    assert nvfp4.low == bf16.low
+    assert nvfp4.high >= 1.125 * bf16.mean
+    assert "nvfp4" in nvfp4.basis
+
+
+def test_published_runs_by_precision() -> None:
+    """Samples of published runs over the reference's: what FOUR_BITS_MORE is taken from."""
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for row in table("llm_step_times.csv"):
+        if row["benchmark"].startswith("llama") and row["samples_to_converge"] and row["precision"]:
+            reference = samples(row["benchmark"], row["round"], int(row["gbs"])).mean
+            shares["fp4" in row["precision"]].append(float(row["samples_to_converge"]) / reference)
+    assert len(shares[True]) == 13
+    assert statistics.median(shares[True]) == pytest.approx(FOUR_BITS_MORE[0], abs=0.002)
+    assert max(shares[True]) == pytest.approx(FOUR_BITS_MORE[1], abs=1e-3)
+    assert statistics.median(shares[False]) == pytest.approx(0.99, abs=0.01)
 
 
 def test_evaluations_follow_the_rule_that_runs_follow() -> None:

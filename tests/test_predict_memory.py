@@ -205,8 +205,7 @@ def of_request(wanted: Request) -> tuple[Memory, float]:
     hardware = system.find(wanted.system)
     vendor = "amd" if hardware.accelerator.generation.startswith("cdna") else "nvidia"
     software = stack.for_release(wanted.hints.release) or stack.for_round(wanted.round or "v5.1", vendor)
-    name = "fp8(tensorwise)" if wanted.hints.recipe == "tensorwise" else wanted.precision
-    recipe = software.recipe(name if name in software.recipes else "bf16")
+    recipe = software.recipe(wanted.recipe if wanted.recipe in software.recipes else "bf16")
     layers = measure(cache.layers(wanted.config), software.fuse)
     rules = policy(software, recipe, wanted.attention)
     found = memory(wanted.plan, wanted.config.model.n_layers, layers, rules)

@@ -128,7 +128,7 @@ def test_old_rounds_take_the_nearest_rules_and_say_so() -> None:
     [
         ("nvfp4+fp8attn+healing@350", ("nvfp4", "fp8", "", 350)),
         ("fp8(tensorwise)+fp8attn", ("fp8", "fp8", "tensorwise", None)),
-        ("FP8-CS", ("fp8", "bf16", "", None)),
+        ("FP8-CS", ("fp8", "bf16", "tensorwise", None)),
         ("MXFP8", ("mxfp8", "bf16", "", None)),
         ("BF16", ("bf16", "bf16", "", None)),
         ("fp32", ("fp32", "fp32", "", None)),
@@ -138,6 +138,7 @@ def test_precisions(text: str, parts: tuple[str, str, str, int | None]) -> None:
     wanted = request({**GB200, "precision": text})
     assert (wanted.precision, wanted.attention, wanted.hints.recipe, wanted.hints.healing_step) == parts
     assert wanted.plan.precision == ("fp32" if text == "fp32" else "bf16")
+    assert wanted.recipe == ("fp8(tensorwise)" if parts[2] else parts[0])
 
 
 def test_models_of_vendors() -> None:

@@ -82,6 +82,12 @@ PRECISIONS = {
 }  # fmt: skip
 """Letters and digits of a written precision -> what linear layers compute in. fp16 moves and computes as bf16 does."""
 
+RECIPES = {
+    "fp8tensorwise": "tensorwise", "fp8current": "tensorwise", "fp8cs": "tensorwise",
+    "fp8delayed": "delayed", "fp8ds": "delayed",
+}  # fmt: skip
+"""Letters and digits of a written precision -> the recipe that it names; tensorwise is per-tensor current scaling."""
+
 OLDER = ("a100", "a800", "a30", "a40", "v100", "mi250", "mi210", "tpu-v4", "cpu")
 """Parts of the names of accelerators without eight-bit floating point."""
 
@@ -148,6 +154,12 @@ class Request:
         return self.config.plan
 
     @property
+    def recipe(self) -> str:
+        """Name of the stack's recipe for linear layers: `precision`, fp8(tensorwise) where the row says so."""
+        tensorwise = self.precision == "fp8" and self.hints.recipe == "tensorwise"
+        return "fp8(tensorwise)" if tensorwise else self.precision
+
+    @property
     def seq_len(self) -> int:
         """Tokens per sample."""
         return self.config.data.seq_len
@@ -164,7 +176,7 @@ def request(row: Mapping[str, str]) -> Request:
     if not system:
         raise UserError("no accelerator: fill the column accelerator (or system)")
     precision, attention, recipe, healing = _precision(cells, system, assumed)
-    tp, cp, pp = (cells.count(axis) or 1 for axis in ("tp", "cp", "pp"))
+    tp, cp, pp = (_degree(cells, axis, assumed) for axis in ("tp", "cp", "pp"))
     vp, ep = cells.count("vp", zero_is_off=True) or 1, cells.count("ep", zero_is_off=True) or 1
     if vp > 1 and pp == 1:
         assumed.append(f"vp=1, for vp={vp} means nothing with pp=1")
@@ -260,7 +272,7 @@ def _precision(cells: Cells, system: str, assumed: list[str]) -> tuple[str, str,
         assumed.append(f"precision {taken}")
         return taken, "bf16", "", None
     base, *more = re.split(r"\s*\+\s*", text)
-    recipe = match[1] if (match := re.search(r"\(([^)]*)\)", base)) else ""
+    recipe = match[1] if (match := re.search(r"\(([^)]*)\)", base)) else RECIPES.get(re.sub(r"[^a-z0-9]", "", base), "")
     precision = PRECISIONS.get(re.sub(r"[^a-z0-9]", "", base)) or PRECISIONS.get(re.sub(r"\(.*|[^a-z0-9]", "", base))
     if precision is None:
         known = ", ".join(sorted(set(PRECISIONS.values())))
@@ -274,6 +286,13 @@ def _precision(cells: Cells, system: str, assumed: list[str]) -> tuple[str, str,
         else:
             assumed.append(f"nothing for {part[:20]!r} in the precision, which is not known")
     return precision, attention, recipe, healing
+
+
+def _degree(cells: Cells, axis: str, assumed: list[str]) -> int:
+    told = cells.count(axis)
+    if told is None:
+        assumed.append(f"{axis}=1")
+    return told or 1
 
 
 def _accelerators(cells: Cells, others: int, assumed: list[str]) -> int:
