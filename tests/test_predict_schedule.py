@@ -85,6 +85,8 @@ def test_megatrons_warm_up() -> None:
 def test_plans_without_a_table(plan: Plan, words: str) -> None:
     with pytest.raises(UserError, match=words):
         table(plan)
+    with pytest.raises(UserError, match=words):
+        quick_s(plan, ones(plan))
 
 
 # ---- layout: by hand -----------------------------------------------------------------------------
@@ -298,6 +300,10 @@ def test_the_formula_counts_data_parallel_communication() -> None:
         gather, reduce, overlap = rng.uniform(0, 4), rng.uniform(0, 4), rng.random() < 0.7
         d = dataclasses.replace(d, gather_s=(gather,) * n, reduce_s=(reduce,) * n, overlap_data=overlap)
         assert quick_s(plan, d) == pytest.approx(lay(table(plan), d, trace=False).seconds, rel=0.03), (plan, d)
+
+
+def test_the_formula_without_a_pipeline() -> None:
+    assert quick_s(Plan(gbs=3), Durations((1.0,), (2.0,), gather_s=(0.25,), reduce_s=(0.5,))) == 9.75
 
 
 def test_formulas_of_the_papers() -> None:

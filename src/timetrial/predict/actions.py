@@ -31,29 +31,41 @@ class Action(NamedTuple):
 
 def table(plan: Plan) -> list[list[Action]]:
     """What each pipeline rank computes, in order. Raises UserError on counts that the schedule does not fit."""
-    micro_batches = plan.grad_accumulation_steps
-    if micro_batches < 1:
-        raise UserError(f"gbs={plan.gbs} is less than mbs={plan.mbs} x dp={plan.dp}; raise gbs")
+    rounds, micro_batches = rounds_of(plan), plan.grad_accumulation_steps
     if plan.schedule == "zbv":
-        if plan.vp != 2:
-            raise UserError(f"schedule=zbv runs two stages a rank, not vp={plan.vp}; set vp=2, or schedule=zb")
         return [list(_v_shaped(rank, plan.pp, micro_batches)) for rank in range(plan.pp)]
-    if plan.schedule not in ("1f1b", "zb"):
-        raise UserError(f"schedule={plan.schedule} is unknown; use 1f1b, zb or zbv")
     split = plan.schedule == "zb"
-    plain = plan.vp == 1 and not split
-    rounds = 1 if plain else max(1, micro_batches // plan.pp)
-    if micro_batches % rounds:
-        raise UserError(
-            f"{micro_batches} micro batches do not divide into {rounds} equal rounds over pp={plan.pp}; change gbs"
-        )
-    per_hop = 1 if plain or split else 2
+    per_hop = 2 if plan.vp > 1 and not split else 1
     in_round = micro_batches // rounds
     tables = []
     for rank in range(plan.pp):
         ahead = (plan.vp - 1) * in_round + per_hop * (plan.pp - 1 - rank)
         tables.append(list(_interleaved(rank, plan.pp, plan.vp, in_round, rounds, ahead, split)))
     return tables
+
+
+def rounds_of(plan: Plan) -> int:
+    """Rounds in which the micro batches of a step go through a rank's stages.
+
+    Raises UserError on an unknown schedule and on counts that it does not fit.
+    """
+    micro_batches = plan.grad_accumulation_steps
+    if micro_batches < 1:
+        raise UserError(f"gbs={plan.gbs} is less than mbs={plan.mbs} x dp={plan.dp}; raise gbs")
+    if plan.schedule not in ("1f1b", "zb", "zbv"):
+        raise UserError(f"schedule={plan.schedule} is unknown; use 1f1b, zb or zbv")
+    if plan.schedule == "zbv":
+        if plan.vp != 2:
+            raise UserError(f"schedule=zbv runs two stages a rank, not vp={plan.vp}; set vp=2, or schedule=zb")
+        return 1
+    if plan.schedule == "1f1b" and plan.vp == 1:
+        return 1
+    rounds = max(1, micro_batches // plan.pp)
+    if micro_batches % rounds:
+        raise UserError(
+            f"{micro_batches} micro batches do not divide into {rounds} equal rounds over pp={plan.pp}; change gbs"
+        )
+    return rounds
 
 
 def _interleaved(rank: int, pp: int, vp: int, in_round: int, rounds: int, ahead: int, split: bool) -> Iterator[Action]:

@@ -23,7 +23,7 @@ from itertools import accumulate
 
 from timetrial.config import Plan, replace
 from timetrial.parallel.plan import stage_rank
-from timetrial.predict.actions import table
+from timetrial.predict.actions import rounds_of, table
 from timetrial.predict.schedule import Durations, lay
 
 EQUAL = 0.02
@@ -87,7 +87,7 @@ class _Chains:
         self.d, self.pp, self.vp, self.m = d, plan.pp, plan.vp, plan.grad_accumulation_steps
         self.split = plan.schedule == "zb"
         self.stages = self.pp * self.vp
-        self.in_round = self.m // max(1, self.m // self.pp)
+        self.in_round = self.m // rounds_of(plan)
         self.per_hop = 2 if self.vp > 1 and not self.split else 1
         link = d.link_s or (0.0,) * (self.stages - 1)
         latency = d.latency_s or (0.0,) * (self.stages - 1)

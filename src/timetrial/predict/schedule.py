@@ -143,7 +143,7 @@ class _Layout:
             "I": self.d.backward_input_s,
             "W": self.d.backward_weight_s,
         }
-        for kind in kinds:
+        for kind in sorted(kinds):
             if len(given[kind]) != self.stages:
                 raise ValueError(f"durations of {kind} for {len(given[kind])} stages, but the table has {self.stages}")
         return given
