@@ -86,6 +86,7 @@ def test_what_a_row_leaves_open_is_what_submissions_use_and_is_told() -> None:
     [
         ({"benchmark": ""}, "no benchmark"),
         ({"benchmark": "bert"}, "no workload for bert yet"),
+        ({"benchmark": "€llama31_8b"}, "no workload for €llama31_8b yet"),
         ({"benchmark": "gpt3"}, "no workload for gpt3 yet"),
         ({"accelerator": "n/a"}, "no accelerator"),
         ({"TP": "four"}, "TP=four: must be a whole number above 0"),
@@ -196,7 +197,8 @@ def test_tables_as_files_come(tmp_path: Path, text: str | bytes) -> None:
         ("a,b\n1,2\n", "no column of the first line is known"),
         (b"\xff\x00\x80benchmark", "is not UTF-8"),
         ("benchmark\n\0\n", "zero bytes"),
-        ('benchmark,gpus\n"llama31_8b,8\n' + "x" * 200_000, "is no CSV"),
+        ("benchmark,gpus\nllama31_8b," + "8" * 200_000, "is no CSV"),
+        ('benchmark,gpus\nllama31_8b,8\n"llama31_8b,8\nllama31_8b,8\n', "line 3: a quote opens and never closes"),
     ],
 )
 def test_what_is_no_table(tmp_path: Path, text: str | bytes, words: str) -> None:
@@ -294,12 +296,18 @@ def test_published_tables(name: str, expected: int, tmp_path: Path) -> None:
     if not (FACTS / name).exists():
         pytest.skip("published tables are not here")
     rows = read(FACTS / name)
-    found = [row for row in rows.rows if row.wanted is not None]
-    assert all(row.wanted.plan.world_size == row.wanted.accelerators for row in found if row.wanted)
+    llamas = [row for row in rows.rows if any("llama" in cell.lower() for cell in row.cells[:7])]
+    found = [row.wanted for row in llamas if row.wanted is not None]
+    assert all(wanted.plan.world_size == wanted.accelerators for wanted in found)
     assert len(found) == expected
+    assert [row.problem for row in llamas if row.wanted is None] == [
+        "gbs=36 is not a multiple of micro batch 1 x DP=72 = 72; change gbs, the micro batch, or TP, PP or CP, "
+        "which make DP"
+    ] * (len(llamas) - expected)
 
 
 def test_reading_rows_needs_no_torch() -> None:
-    code = "import sys, timetrial.predict.rows, timetrial.predict.converge as c; c.samples('llama31_8b', 'v6.0', 48)"
+    code = "import sys, timetrial.predict.rows, timetrial.predict.memory, timetrial.predict.energy"
+    code += "; import timetrial.predict.converge as c; c.samples('llama31_8b', 'v6.0', 48)"
     code += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

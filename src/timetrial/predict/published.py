@@ -110,7 +110,7 @@ def _model(model: str, task: str) -> Subject:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"[\s._/-]", "", name.lower())
 
 
 def _round(text: str) -> float | None:

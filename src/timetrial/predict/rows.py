@@ -109,6 +109,7 @@ def read(path: str | Path) -> Rows:
     if not header:
         raise UserError(f"{name}: is empty; its first line must name columns, such as benchmark,accelerator,gbs")
     delimiter = max(",;\t", key=header.count) if "," not in header else ","
+    _check_quotes(name, text, delimiter)
     lines: list[tuple[int, list[str]]] = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -151,6 +152,18 @@ def write(rows: Rows, results: Results, path: str | Path) -> None:
         sys.stdout.flush()
         return
     _write_file(Path(path), rows.path, out.getvalue())
+
+
+def _check_quotes(name: str, text: str, delimiter: str) -> None:
+    """Raise UserError where a quote opens and never closes: it would take all rows behind it into one cell."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    start = 1
+    try:
+        for _ in reader:
+            start = reader.line_num + 1
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise UserError(f"{name} line {start}: a quote opens and never closes; close or remove it") from None
 
 
 def _row(line: int, columns: Sequence[str], named: int, cells: list[str]) -> Row:
