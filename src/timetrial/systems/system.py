@@ -146,7 +146,10 @@ def load(name_or_path: str | Path) -> System:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"system file {text} cannot be read: {error.strerror}") from None
-    return _build(files.parse(content, text), text)
+    figures = files.parse(content, text)
+    if str(figures.get("rates", "")).endswith(".json"):
+        figures["rates"] = str(path.parent / figures["rates"])
+    return _build(figures, text)
 
 
 def find(accelerator: str) -> System:
