@@ -21,7 +21,7 @@ from timetrial.predict.trace import trace_layers
 from timetrial.train.step import Step
 
 SMALL = replace(MODEL, n_layers=2)
-DEEP = replace(MODEL, n_layers=6)
+DEEP = replace(MODEL, n_layers=4)
 ODD = replace(MODEL, dim=36, n_heads=6, n_kv_heads=3, ffn_dim=70, vocab_size=97, n_layers=2)
 """Nothing of it divides by four."""
 ADAPTERS = Lora(rank=3, dropout=0.1, targets=("wqkv", "wo"))
@@ -65,17 +65,17 @@ FOUR = {
 }
 EIGHT = {
     "tp, cp, dp": case(tp=2, cp=2, dp=2, mbs=2),
-    "tp, cp, dp, another order": case(tp=2, cp=2, dp=2, mbs=2, order="dp-cp-tp-pp"),
+    "tp, cp, dp, another order": case(tp=2, cp=2, dp=2, mbs=4, order="dp-cp-tp-pp"),
     "tp, pp, dp": case(tp=2, pp=2, dp=2, mbs=2),
     "tp, cp, pp": case(tp=2, cp=2, pp=2, mbs=2, recompute="full"),
     "tp, pp, dp, adapters": case(ADAPTERS, tp=2, pp=2, dp=2, mbs=2),
 }
 MANY_STAGES = {
-    "interleaved": case(pp=2, vp=2, tp=2, mbs=2, model=DEEP),
+    "interleaved": case(pp=2, vp=2, tp=2, mbs=4, model=DEEP),
     "interleaved, dp": case(pp=2, vp=2, dp=2, mbs=2, model=DEEP),
-    "zb": case(pp=2, schedule="zb", tp=2, mbs=2, model=DEEP),
+    "zb": case(pp=2, schedule="zb", tp=2, mbs=4, model=DEEP),
     "zbv": case(pp=2, vp=2, schedule="zbv", dp=2, mbs=2, model=DEEP),
-    "zbv, recompute full": case(pp=2, vp=2, schedule="zbv", tp=2, mbs=2, model=DEEP, recompute="full"),
+    "zbv, recompute full": case(pp=2, vp=2, schedule="zbv", tp=2, mbs=4, model=DEEP, recompute="full"),
 }
 WORLDS = {2: TWO, 4: FOUR | MANY_STAGES, 8: EIGHT}
 
