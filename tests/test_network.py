@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from timetrial.config import Plan, replace
 from timetrial.errors import UserError
 from timetrial.predict.network import KINDS, Cost, Efficiency, collective_s, send_s, with_overrides
 from timetrial.predict.placement import Placement, lie
+from timetrial.systems.rates import Rates
 from timetrial.systems.system import ScaleOut, System, load
 
 H100, GB200 = load("h100-sxm"), load("gb200-nvl72")
@@ -50,6 +52,17 @@ def test_limits_that_nccl_s_developers_give() -> None:
     """nccl-tests issue 212: about 370 GB/s without and 480 with NVLink SHARP on 8 H100."""
     assert bus_rate("all_gather", 2**35, placed(8), H100) == pytest.approx(370, rel=0.03)
     assert bus_rate("all_reduce", 2**35, placed(8), H100) == pytest.approx(480, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72"])
+def test_measured_curves_of_four_and_eight_accelerators(name: str) -> None:
+    """What NCCL took at 64 and 512 MiB (`systems/rates.py` says where from); only ramp_s was set by any, of 8 H100."""
+    system = load(name)
+    rates = Rates.load(system)
+    for kind, size in itertools.product(("all_gather", "reduce_scatter", "all_reduce"), (64 * MIB, 512 * MIB)):
+        ranks = system.node.accelerators
+        predicted = collective_s(kind, size, placed(ranks), system).seconds
+        assert predicted == pytest.approx(rates.nccl_s(kind, ranks, size), rel=0.25), (kind, size)
 
 
 def test_all_gathers_slow_down_over_nodes() -> None:
