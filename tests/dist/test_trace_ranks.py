@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from layouts import GBS, MODEL, config_of, engine_of, samples, share
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from world import run_world
 
 from timetrial.config import Lora, Plan, RunConfig
+from timetrial.parallel import fsdp, parallelize
 from timetrial.parallel.engine import NoTimer
 from timetrial.parallel.mesh import Mesh
 from timetrial.parallel.record import Collective, Recorder
+from timetrial.precision import bf16
 from timetrial.predict.collectives import step_collectives
 from timetrial.predict.events import LayerTrace
 from timetrial.predict.trace import trace_layers
@@ -78,6 +81,13 @@ MANY_STAGES = {
     "zbv, recompute full": case(pp=2, vp=2, schedule="zbv", tp=2, mbs=4, model=DEEP, recompute="full"),
 }
 WORLDS = {2: TWO, 4: FOUR | MANY_STAGES, 8: EIGHT}
+HALF = {
+    "tp, dp, bf16": case(tp=2, dp=2, mbs=2),
+    "tp, dp, bf16, zero 1": case(tp=2, dp=2, mbs=2, zero=1),
+    "tp, dp, bf16, zero 1, one micro batch": case(tp=2, dp=2, mbs=4, zero=1),
+    "tp, dp, bf16, adapters": case(ADAPTERS, tp=2, dp=2, mbs=2),
+}
+"""As on a GPU: parameters gathered and used in bfloat16, gradients summed in float32."""
 
 
 def configured(case: Case) -> RunConfig:
@@ -99,6 +109,13 @@ def record(cases: dict[str, Case]) -> dict[str, list[Collective]]:
             step.work(micro_batches, torch.tensor(100.0, dtype=torch.float64), NoTimer())
         calls[name] = recorder.calls
     return calls
+
+
+def record_as_on_a_gpu(cases: dict[str, Case]) -> dict[str, list[Collective]]:
+    """`record` with FSDP and the products as they are on a GPU. In a process that ends with it."""
+    fsdp.mixed_precision = lambda *_: MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # type: ignore[assignment]
+    parallelize.choose = lambda model, plan, _: bf16.convert(model, "cuda")  # type: ignore[assignment]
+    return record({name: (replace(plan, precision="bf16"), *rest) for name, (plan, *rest) in cases.items()})
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +154,16 @@ def test_other_schedules_send_the_same_in_another_order(
 ) -> None:
     for rank, calls in enumerate(recorded[name]):
         assert Counter(calls) == Counter(predicted(name, rank, traces))
+
+
+def test_bfloat16_halves_what_is_gathered_and_used() -> None:
+    ranks = run_world(record_as_on_a_gpu, 4, HALF)
+    for name, (plan, *rest) in HALF.items():
+        config = configured((replace(plan, precision="bf16"), *rest))
+        layers = trace_layers(config, "cuda")
+        for rank, calls in enumerate(ranks):
+            found = [(call.kind, call.ranks, call.bytes) for call in calls[name]]
+            assert found == [(c.kind, c.ranks, c.bytes) for c in step_collectives(layers, config, rank, "cuda")], name
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp"])

@@ -231,8 +231,8 @@ class _Rank:
         trained = [weight for weight in self._unit(stage, unit) if weight.trained]
         if not self.fsdp or not trained or (zero == 1 and not last):
             return
-        # what was added up over micro batches was added in float32
-        element = 2 if self.half and (zero > 1 or plan.grad_accumulation_steps == 1) else 4
+        # what is kept for a later reduction is kept in float32
+        element = 2 if self.half and self.at_once and (zero > 1 or plan.grad_accumulation_steps == 1) else 4
         for weight in trained:
             if weight.axis_sum:
                 self._call("all_reduce", weight.axis_sum, element * math.prod(weight.shape))
