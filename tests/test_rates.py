@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from timetrial.systems import rates, system
 from timetrial.systems.collectives import bus_bytes
 from timetrial.systems.rates import Rates
 
+DOCS = Path(__file__).parent.parent / "docs" / "systems.md"
 SAMPLE = Path(__file__).parent / "golden" / "kernel_times.csv"
 MEASURED = ["b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-sxm", "h200-sxm", "l40s"]
 
@@ -267,6 +269,25 @@ def test_loading_and_evaluating_are_quick():
     for i in range(2000):
         found.matmul_s("fp8", 8192 + i, 8192, 8192)
     assert (time.process_time() - start) / 2000 < 50e-6
+
+
+def test_the_documented_errors_are_those_of_the_curves():
+    text = DOCS.read_text(encoding="utf-8")
+    machines = json.loads((Path(rates.__file__).parent / "kernels.json").read_text(encoding="utf-8"))["machines"]
+    for name, machine in machines.items():
+        for kind in ("matmul", "attention"):
+            for fmt, fit in machine[kind].items():
+                error = f"{fit['error']['median'] * 100:.1f} % | {fit['error']['p90'] * 100:.1f} %"
+                assert re.search(rf"\| {name} \| {kind} {fmt} \| [\d,]+ \| [\d.]+ \| {error} \|", text), (name, fmt)
+                if kind == "matmul":
+                    assert abs(fit["bias_8192"]) < 0.06
+
+
+def test_the_documented_points_load(tmp_path):
+    points = re.findall(r"```json\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+    found = Rates.load(own(tmp_path, points[0]))
+    assert found.matmul_s("bf16", 4096, 4096, 4096) == pytest.approx(182e-6)
+    assert found.nccl_s("all_reduce", 8, 1024) == pytest.approx(16e-6)
 
 
 def test_bus_bytes_are_those_of_nccl_tests():
