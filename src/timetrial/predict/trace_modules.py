@@ -45,7 +45,7 @@ class ModulePaths:
         """Path of the module that asks; None outside of the layer."""
         if self.stack:
             return self.stack[-1]
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         return None if node is None else node.metadata.get(_MARK)
 
     @property
@@ -66,7 +66,7 @@ class ModulePaths:
 
 def _mark(values: Any, path: str) -> None:
     """Say of all nodes that lead to `values` and are nobody's yet that they are those of `path`."""
-    found = [x.grad_fn for x in tree_leaves(values) if isinstance(x, Tensor) and x.grad_fn is not None]
+    found: list[Any] = [x.grad_fn for x in tree_leaves(values) if isinstance(x, Tensor) and x.grad_fn is not None]
     while found:
         node = found.pop()
         if node is not None and _MARK not in node.metadata:
