@@ -1,22 +1,23 @@
 """The stack's pass: from the operators that model code asks for to the kernels that a machine's software runs.
 
-Three things that eager operators do not show:
+Two things that eager operators do not show, beside those of `fuse.py`:
 
-- *Fusion.* Neighbouring operators bound by memory become one kernel, which reads what it does not make and
-  writes what is used elsewhere. What a backward kernel wants of a forward one is made again from that one's
-  own inputs, unless a product has to keep it anyway (the cut a fusing compiler makes).
+- *Fusion.* Operators bound by memory wait until a product, attention or a collective wants what they make; all
+  that hang together by then are one kernel, which reads what it does not make and writes what is used elsewhere.
+  What a backward kernel wants of a forward one is made again from that one's own inputs, unless a product has
+  to keep it anyway (the cut a fusing compiler makes); what was gathered is gathered again.
 - *Low precision.* An operand of a product in another format is cast once: in the kernel that makes it where
   there is one, else in a kernel of its own; twice over where the backward pass wants it transposed.
-- *Weights.* They lie ready in the format of their products; casts of weights alone are not run.
 
 What a stack does is data (`systems/stacks/*.toml`); this file is the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from timetrial.predict import fuse
 from timetrial.predict.events import LayerTrace, Op
 from timetrial.systems.stack import Recipe, Stack
 
@@ -64,9 +65,14 @@ class Layer:
         return tuple(k for k in self.kernels if k.phase in phases)
 
 
-def compile_layer(trace: LayerTrace, stack: Stack, recipe: Recipe, attention_format: str) -> Layer:
-    """The kernels that `stack` makes of a trace whose linear layers run in `recipe`."""
-    flow = _Flow(trace, stack, recipe, attention_format)
+def compile_layer(
+    trace: LayerTrace, stack: Stack, recipe: Recipe, attention_format: str, context: str = "ring"
+) -> Layer:
+    """The kernels that `stack` makes of a trace whose linear layers run in `recipe`.
+
+    `context`: how context-parallel ranks share attention, one of the stack's ways.
+    """
+    flow = _Flow(trace, stack, recipe, attention_format, context)
     flow.run()
     return Layer(
         kind=trace.kind,
@@ -80,177 +86,201 @@ def compile_layer(trace: LayerTrace, stack: Stack, recipe: Recipe, attention_for
 class _Flow:
     """One walk over a trace, keeping what is where in which format."""
 
-    def __init__(self, trace: LayerTrace, stack: Stack, recipe: Recipe, attention_format: str) -> None:
+    def __init__(self, trace: LayerTrace, stack: Stack, recipe: Recipe, attention_format: str, context: str) -> None:
         self.trace, self.stack, self.recipe, self.attention_format = trace, stack, recipe, attention_format
         self.kernels: list[Kernel] = []
-        ops = trace.ops
-        made = {i for op in ops for i in op.writes}
-        self.constant = {i for op in ops for i in op.reads} - made - set(trace.inputs)
-        ready = []  # casts of weights alone are not run: what they make is a weight
-        for op in ops:
-            if op.kind == "elementwise" and op.reads and self.constant.issuperset(op.reads):
-                self.constant.update(op.writes)
-            else:
-                ready.append(op)
-        self.ops = ready
-        self.low = {id(op) for op in ready if self._is_low(op)}
+        self.constant = fuse.constants(trace)
+        self.ops = fuse.simplified(trace, self.constant, context == "heads") if stack.fuse else list(trace.ops)
+        self.low = {at for at, op in enumerate(self.ops) if self._is_low(op)}
         self.readers: dict[int, list[int]] = {}
-        for at, op in enumerate(ready):
+        for at, op in enumerate(self.ops):
             for i in op.reads:
                 self.readers.setdefault(i, []).append(at)
-        self.heavy_read = {i for op in ready if op.kind in HEAVY for i in op.reads}
+        self.heavy_read = {i for op in self.ops if op.kind in HEAVY for i in op.reads}
         self.sources: dict[int, frozenset[int]] = {}
         """For what an elementwise region made and no product keeps: what it can be made from again."""
-        self.phase_made: dict[int, str] = {i: "forward" for i in trace.inputs}
+        self.gathers: dict[int, tuple[Op, int]] = {}
+        """Gathered forward tensor -> the collective and its bytes on the wire."""
+        self.made_in: dict[int, str] = dict.fromkeys(trace.inputs, "forward")
         self.cast: set[int] = set()
         self.kept: dict[int, str] = {}
 
-    # -- what is asked of an operator
-
     def _is_low(self, op: Op) -> bool:
-        """Whether a product runs in the recipe's format: those of linear layers that the recipe covers do."""
-        if op.kind != "matmul" or op.role == "product" or self.recipe.format in ("bf16", "fp32"):
+        """Whether a product runs in the recipe's format: those of a block's linear layers do, adapters do not."""
+        if op.kind != "matmul" or self.recipe.format in ("bf16", "fp32"):
             return False
-        covered = self.trace.kind == "block" and "lora" not in op.module
-        return covered and op.role in self.recipe.roles
+        return self.trace.kind == "block" and "lora" not in op.module and op.role in self.recipe.roles
 
     def _bytes(self, ids: Iterable[int]) -> int:
         return sum(self.trace.tensor_bytes.get(i, 0) for i in ids if i not in self.constant)
 
+    @property
+    def _element(self) -> int:
+        return 4 if self.trace.precision == "fp32" else 2
+
     # -- the walk
 
     def run(self) -> None:
-        region: list[tuple[int, Op]] = []
+        pending: list[tuple[int, Op]] = []
         for at, op in enumerate(self.ops):
-            if region and (op.kind in HEAVY or op.phase != region[-1][1].phase):
-                self._region(region)
-                region = []
+            if pending and op.phase != pending[-1][1].phase:
+                pending = self._flush(pending, None)
             if op.kind == "elementwise":
-                region.append((at, op))
+                pending.append((at, op))
                 if not self.stack.fuse:
-                    self._region(region)
-                    region = []
-            elif op.kind in ("matmul", "attention"):
-                self._product(at, op)
-            elif op.kind == "collective":
-                self.kernels.append(
-                    Kernel("collective", op.axis, op.phase, op.module, role=op.name, bytes=self._wire_bytes(at, op))
-                )
-                self._made(op.writes, op.phase)
-                for i in op.writes:  # what was gathered is made again by gathering, not kept
-                    self.sources[i] = frozenset(op.reads)
-        if region:
-            self._region(region)
+                    pending = self._flush(pending, None)
+            elif op.kind in HEAVY:
+                pending = self._flush(pending, set(op.reads) | set(op.writes))
+                if op.kind == "collective":
+                    self._collective(at, op)
+                else:
+                    self._product(at, op)
+        self._flush(pending, None)
 
-    def _region(self, region: Sequence[tuple[int, Op]]) -> None:
-        """One fused kernel of neighbouring operators that are bound by memory."""
-        last, phase = region[-1][0], region[0][1].phase
+    def _flush(self, pending: list[tuple[int, Op]], wanted: set[int] | None) -> list[tuple[int, Op]]:
+        """Run the waiting operators that make what is `wanted` (all: None), with all that hang together with them."""
+        rest = []
+        for group in _connected(pending, self.constant):
+            made = {i for _, op in group for i in op.writes}
+            if wanted is None or made & wanted:
+                self._region(group)
+            else:
+                rest += group
+        return sorted(rest, key=lambda entry: entry[0])
+
+    def _region(self, region: list[tuple[int, Op]]) -> None:
+        """One fused kernel of operators that are bound by memory."""
+        phase, inside = region[0][1].phase, {at for at, _ in region}
         made = {i for _, op in region for i in op.writes}
+        first_read = {i for n, (_, op) in enumerate(region) for i in op.reads if not _written_before(region, n, i)}
         reads: set[int] = set()
-        for _, op in region:
-            for i in op.reads:
-                if i not in made and i not in self.constant:
-                    reads |= self._remade(i, phase)
-        outside = {i for i in made if any(at > last for at in self.readers.get(i, ())) or i in self.trace.outputs}
-        writes, cast_bytes = set(outside), 0
-        for i in outside:
-            later = [self.ops[at] for at in self.readers.get(i, ()) if at > last]
-            if self.stack.fuse and not self._wanted_whole(i, later, phase):
-                writes.discard(i)
-            if self.stack.fuse_casts and any(id(op) in self.low for op in later):
+        for i in first_read - self.constant:
+            reads |= self._remade(i, phase)
+        writes, cast_bytes = 0, 0
+        for i in made:
+            later = [at for at in self.readers.get(i, ()) if at not in inside and at > region[0][0]]
+            low, whole = self._how_read(i, later, phase)
+            if low and self.stack.fuse_casts:
                 cast_bytes += self._cast_bytes(i, later)
                 self.cast.add(i)
-        for i in made:
+            if whole or i in self.trace.outputs or (low and not self.stack.fuse_casts):
+                writes += self._bytes([i])
             if self.stack.fuse and i not in self.heavy_read and i not in self.trace.outputs:
-                self.sources[i] = frozenset(reads)
-        self._made(made, phase)
+                self.sources[i] = frozenset(first_read - self.constant)
+            self.made_in.setdefault(i, phase)
         self._keep(reads, phase)
-        moved = self._bytes(reads) + self._bytes(writes)
-        parts = [op.module for _, op in region]
-        if moved or cast_bytes:
-            self.kernels.append(Kernel("memory", "other", phase, parts[-1], role="fused", bytes=moved + cast_bytes))
+        moved = self._bytes(reads) + writes + cast_bytes
+        if moved:
+            self.kernels.append(Kernel("memory", "other", phase, region[-1][1].module, role="fused", bytes=moved))
 
-    def _wanted_whole(self, i: int, later: list[Op], phase: str) -> bool:
-        """Whether the tensor itself must be written: a same-phase reader or a product in its own format wants it."""
-        if i in self.trace.outputs:
-            return True
-        for op in later:
-            if op.kind in ("matmul",) and id(op) in self.low and self.stack.fuse_casts:
-                continue  # takes the cast one
-            if op.kind in HEAVY or op.phase == phase:
-                return True
-        return False
+    def _how_read(self, i: int, later: list[int], phase: str) -> tuple[bool, bool]:
+        """Whether a tensor is read in the low format, and whether anything needs it whole."""
+        low = whole = False
+        for at in later:
+            op = self.ops[at]
+            if at in self.low or (op.kind == "collective" and self._gathers_low(op)):
+                low = True
+            elif op.kind in HEAVY or op.phase == phase or not self.stack.fuse:
+                whole = True
+        return low, whole
 
     def _product(self, at: int, op: Op) -> None:
-        low = id(op) in self.low
+        low = at in self.low
         fmt = self.recipe.format if low else ("fp32" if self.trace.precision == "fp32" else "bf16")
         if op.kind == "attention" and self.attention_format != "bf16":
             fmt = self.attention_format
-        reads: set[int] = set()
         for i in op.reads:
             if i in self.constant:
                 continue
+            if op.phase != "forward" and i in self.gathers and self.made_in.get(i) == "forward":
+                self._gather_again(i, op.phase)
             if low and i not in self.cast:
                 self.cast.add(i)
-                later = [self.ops[n] for n in self.readers[i] if n >= at]
+                later = [n for n in self.readers[i] if n >= at]
                 moved = self._bytes([i]) + self._cast_bytes(i, later)
                 self.kernels.append(Kernel("memory", "cast", op.phase, op.module, role="cast", bytes=moved))
-            reads.add(i)
-        self._keep(reads, op.phase, low=low)
-        self._made(op.writes, op.phase)
-        part = "attention" if op.kind == "attention" else "matmul"
-        self.kernels.append(Kernel(op.kind, part, op.phase, op.module, fmt, op.shape, op.role))
+            self._keep([i], op.phase, low)
+        for i in op.writes:
+            self.made_in.setdefault(i, op.phase)
+        self.kernels.append(Kernel(op.kind, op.kind, op.phase, op.module, fmt, op.shape, op.role))
 
-    def _cast_bytes(self, i: int, later: list[Op]) -> int:
+    def _collective(self, at: int, op: Op) -> None:
+        low = self._gathers_low(op)
+        size = int(op.bytes * self.recipe.bytes / self._element) if low else op.bytes
+        self.kernels.append(Kernel("collective", op.axis, op.phase, op.module, role=op.name, bytes=size))
+        self._keep(op.reads, op.phase)
+        for i in op.writes:
+            self.made_in.setdefault(i, op.phase)
+            if op.name == "all_gather" and self.stack.fuse:
+                self.sources[i] = frozenset(op.reads)
+                self.gathers[i] = (op, size)
+            if low:
+                self.cast.add(i)
+
+    def _gathers_low(self, op: Op) -> bool:
+        """Whether a gather carries the low format: only products in it read what it brings."""
+        if op.name != "all_gather" or not self.recipe.gathers_low or not self.low:
+            return False
+        readers = [n for i in op.writes for n in self.readers.get(i, ()) if self.ops[n].kind != "wait"]
+        return bool(readers) and all(n in self.low for n in readers)
+
+    def _gather_again(self, i: int, phase: str) -> None:
+        op, size = self.gathers[i]
+        self.kernels.append(Kernel("collective", op.axis, phase, op.module, role=op.name, bytes=size))
+        self._keep(op.reads, phase, i in self.cast)
+        self.made_in[i] = phase
+
+    def _cast_bytes(self, i: int, later: list[int]) -> int:
         """Written for the cast copies of a tensor, and read once more where its largest value must be known first."""
-        elements = self._bytes([i]) // self._element_bytes()
-        copies = 1 + any(op.role == "wgrad" and id(op) in self.low for op in later)
-        return int(elements * (copies * self.recipe.bytes + self.recipe.extra_read_bytes))
-
-    def _element_bytes(self) -> int:
-        return 4 if self.trace.precision == "fp32" else 2
-
-    def _wire_bytes(self, at: int, op: Op) -> int:
-        """Of a collective: gathered in the low format where only low products read what it brings."""
-        if op.name == "all_gather" and self.recipe.gathers_low and op.writes:
-            readers = [self.ops[n] for i in op.writes for n in self.readers.get(i, ())]
-            if readers and all(id(r) in self.low for r in readers if r.kind == "matmul") and self.low:
-                return int(op.bytes * self.recipe.bytes / self._element_bytes())
-        return op.bytes
+        transposed = any(self.ops[at].role == "wgrad" and at in self.low for at in later)
+        elements = self._bytes([i]) // self._element
+        return int(elements * ((1 + transposed) * self.recipe.bytes + self.recipe.extra_read_bytes))
 
     # -- what lives from forward to backward
 
-    def _made(self, ids: Iterable[int], phase: str) -> None:
-        for i in ids:
-            self.phase_made.setdefault(i, phase)
-
-    def _remade(self, i: int, phase: str) -> set[int]:
+    def _remade(self, i: int, phase: str, seen: frozenset[int] = frozenset()) -> set[int]:
         """`i`, or, for a backward kernel, what it is made from again."""
-        if phase == "forward" or self.phase_made.get(i) != "forward" or i not in self.sources:
+        if phase == "forward" or self.made_in.get(i) != "forward" or i not in self.sources or i in seen:
             return {i}
         found: set[int] = set()
         for source in self.sources[i]:
-            if source not in self.constant:
-                found |= self._remade(source, phase)
-        return found
+            found |= self._remade(source, phase, seen | {i})
+        return found - {i} if self.sources[i] - {i} else found
 
     def _keep(self, ids: Iterable[int], phase: str, low: bool = False) -> None:
         """Note which forward tensors a later pass reads, and whether it is content with the low format."""
         if phase == "forward":
             return
         for i in ids:
-            for kept in self._remade(i, phase):
-                if self.phase_made.get(kept, "forward") == "forward":
-                    whole = not low or kept != i
-                    self.kept[kept] = "whole" if whole or self.kept.get(kept) == "whole" else "low"
+            if self.made_in.get(i, "") == "forward" and i not in self.constant:
+                how = "low" if low and self.kept.get(i) != "whole" else "whole"
+                self.kept[i] = how
 
     def saved_bytes(self) -> int:
-        element = self._element_bytes()
-        total = 0.0
-        for i, how in self.kept.items():
-            size = self.trace.tensor_bytes.get(i, 0)
-            total += size if how == "whole" else size * self.recipe.bytes / element
-        return int(total)
+        """Bytes of what is kept, each in the format in which it is wanted."""
+        share = {"whole": 1.0, "low": self.recipe.bytes / self._element}
+        return int(sum(self.trace.tensor_bytes.get(i, 0) * share[how] for i, how in self.kept.items()))
+
+
+def _written_before(region: list[tuple[int, Op]], n: int, i: int) -> bool:
+    return any(i in op.writes for _, op in region[:n])
+
+
+def _connected(pending: list[tuple[int, Op]], constant: set[int]) -> list[list[tuple[int, Op]]]:
+    """Groups of operators that share tensors, constants aside, each in order."""
+    groups: list[tuple[set[int], list[tuple[int, Op]]]] = []
+    for entry in pending:
+        ids = {i for i in (*entry[1].reads, *entry[1].writes) if i not in constant}
+        joined: tuple[set[int], list[tuple[int, Op]]] = (ids, [entry])
+        apart = []
+        for group in groups:
+            if group[0] & ids:
+                joined = (joined[0] | group[0], group[1] + joined[1])
+                ids = joined[0]
+            else:
+                apart.append(group)
+        groups = [*apart, joined]
+    return [sorted(entries, key=lambda e: e[0]) for _, entries in groups]
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -258,8 +288,3 @@ def _size(shape: tuple[int, ...]) -> int:
     for n in shape:
         size *= n
     return size
-
-
-def with_phase(kernels: Iterable[Kernel], phase: str) -> tuple[Kernel, ...]:
-    """The same kernels in another phase."""
-    return tuple(replace(k, phase=phase) for k in kernels)

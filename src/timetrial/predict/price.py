@@ -3,7 +3,8 @@
 A kernel is priced by its kind: a product or attention by the system's measured rates, one bound by memory by
 bytes over bandwidth, a collective by the network. What hides a collective is the work of its own kind beside
 it: tensor-parallel gathers and scatters run under the products, the ring's sends under attention, all-to-alls
-under the products of another micro batch. What is left over is exposed.
+under the products of another micro batch. What is left over is exposed; what is hidden slows the computing
+beside it by the share of the device that carries it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from timetrial.predict.kernels import Kernel, Layer
+from timetrial.predict.events import Op, flops
+from timetrial.predict.kernels import Kernel
 from timetrial.systems.rates import Rates
 from timetrial.systems.stack import Stack
 
@@ -48,65 +50,163 @@ class LayerSeconds:
     weight: float = 0.0
     """The part of the backward pass that only weights' gradients need: a zero-bubble schedule may put it off."""
 
+    @property
+    def total(self) -> float:
+        return self.forward.total + self.backward.total
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The constants that hold for one system under one stack; `constants.py` says what they mean."""
+
+    speed: float
+    """Rate of products and attention under training's load, as a share of single kernels'."""
+    memory: float
+    """The same of kernels bound by memory."""
+    network: float
+    """The same of collectives."""
+    fp8_attention: float
+    """Rate of attention in fp8, as a share of that in bf16."""
+    launch_s: float
+    """Host time of one kernel, s."""
+    step_s: float
+    """Of a step, outside of the model, s."""
+    tp_overlap: float
+    """Share of the products' time that can hide tensor-parallel communication."""
+    cp_overlap: float
+    """Share of attention's time that can hide context-parallel communication."""
+    dp_overlap: float
+    """Share of the last backward and the first forward pass that can hide gradients' and parameters' communication."""
+    contention: float
+    """What a second of hidden communication costs the computing beside it, s."""
+    flops_per_joule: float | None = None
+    """Of bf16 products; what the design power lets an accelerator sustain. None: no limit."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One pass through one layer: seconds by single kernels' rates, before any constant."""
+
+    products: Mapping[str, float]
+    """Format -> seconds of the products in it."""
+    weights: Mapping[str, float]
+    """The same of those that make weights' gradients alone."""
+    work: Mapping[str, float]
+    """Format -> FLOP of the products in it."""
+    attention: Mapping[str, float]
+    """Format -> seconds at the rate of bf16 (fp32 at its own)."""
+    memory: Mapping[str, float]
+    """other, cast -> seconds."""
+    hidden: Mapping[str, float]
+    """Axis -> seconds of its collectives that may run beside computing."""
+    bare: Mapping[str, float]
+    """Axis -> seconds of those that may not: what attention waits for."""
+    launches: int
+
 
 @dataclass(frozen=True)
 class Pricing:
-    """All that a kernel's price depends on besides the kernel."""
+    """All that a layer's price depends on besides the layer."""
 
     rates: Rates
     stack: Stack
+    fitted: Fitted
     collective_s: Callable[[str, str, int], float]
     """(kind, axis, bytes of the whole tensor) -> seconds on the plan's placement."""
-    speed: float = 1.0
-    """Sustained rate of the accelerator under training's load, as a share of its rate in single kernels."""
     graphs: str = "none"
     """Which launches cost the host nothing: none, layer or full."""
-    tp_overlap: bool = True
-    """Whether tensor-parallel communication runs beside the products."""
-    launch_s: float = 6e-6
-    """Host time of one launch, s."""
+    overlaps: frozenset[str] = frozenset({"tp", "cp", "dp"})
+    """Axes whose communication runs beside computing."""
+    watts: float = 0.0
+    """Design power of the accelerator, W."""
 
     def kernel_s(self, kernel: Kernel) -> float:
-        """Seconds on the device."""
-        rate = self.speed * self.stack.kernels
+        """Seconds of one kernel by the rates of single kernels."""
         if kernel.kind == "matmul":
             batch, m, n, k = kernel.shape
-            return self.rates.matmul_s(kernel.format, m, n, k, batch) / rate
+            return self.rates.matmul_s(kernel.format, m, n, k, batch)
         if kernel.kind == "attention":
             batch, heads, kv_heads, tokens, kv_tokens, head_dim = kernel.shape
             causal, backward = kernel.role.endswith("causal"), kernel.role.startswith("backward")
-            seconds = self.rates.attention_s(
-                "bf16" if kernel.format != "fp32" else "fp32",
-                batch, heads, kv_heads, tokens, kv_tokens, head_dim, causal=causal, backward=backward,
-            )  # fmt: skip
-            return seconds / rate / (self.stack.fp8_attention if kernel.format == "fp8" else 1.0)
+            fmt = "bf16" if kernel.format == "fp8" else kernel.format
+            return self.rates.attention_s(
+                fmt, batch, heads, kv_heads, tokens, kv_tokens, head_dim, causal=causal, backward=backward
+            )
         if kernel.kind == "memory":
-            return self.rates.memory_s(int(kernel.bytes / self.stack.memory * self.rates.memory_share))
-        return self.collective_s(kernel.role, kernel.part, kernel.bytes) / self.stack.network
+            return self.rates.memory_s(kernel.bytes)
+        return self.collective_s(kernel.role, kernel.part, kernel.bytes)
 
-    def phase_s(self, kernels: Iterable[Kernel]) -> Seconds:
-        """One pass: what is exposed of each part, and what the host's launches add where it is slower."""
-        parts = dict.fromkeys(PARTS, 0.0)
+    def totals(self, kernels: Iterable[Kernel]) -> Totals:
+        """One pass, added up."""
+        sums: dict[str, dict[str, float]] = {name: {} for name in _SUMS}
         launches = 0
+
+        def add(name: str, key: str, value: float) -> None:
+            sums[name][key] = sums[name].get(key, 0.0) + value
+
         for kernel in kernels:
-            parts[kernel.part] = parts.get(kernel.part, 0.0) + self.kernel_s(kernel)
+            seconds = self.kernel_s(kernel)
             launches += 1
-        device = parts["matmul"] + parts["attention"] + parts["other"] + parts["cast"]
-        parts["tp"] = self._exposed(parts["tp"], self.stack.tp_overlap * self.tp_overlap, parts["matmul"])
-        parts["cp"] = self._exposed(parts["cp"], self.stack.cp_overlap, parts["attention"])
-        parts["ep"] = self._exposed(parts["ep"], self.stack.ep_overlap, parts["matmul"])
-        gaps = launches * self.stack.gap_s
-        host = launches * self.launch_s if self.graphs == "none" else 0.0
+            if kernel.kind == "matmul":
+                add("products", kernel.format, seconds)
+                add("work", kernel.format, flops(Op("matmul", "", "", "", shape=kernel.shape)))
+                if kernel.role == "wgrad":
+                    add("weights", kernel.format, seconds)
+            elif kernel.kind == "attention":
+                add("attention", kernel.format, seconds)
+            elif kernel.kind == "memory":
+                add("memory", kernel.part, seconds)
+            else:
+                add("bare" if kernel.role == "all_to_all" else "hidden", kernel.part, seconds)
+        return Totals(launches=launches, **sums)
+
+    def pass_s(self, totals: Totals) -> Seconds:
+        """What is exposed of each part, and what the host's launches add where it is slower."""
+        fit, parts = self.fitted, dict.fromkeys(PARTS, 0.0)
+        for fmt, seconds in totals.products.items():
+            parts["matmul"] += _both(seconds / fit.speed, self._powered_s(fmt, totals.work[fmt]))
+        for fmt, seconds in totals.attention.items():
+            parts["attention"] += seconds / fit.speed / (fit.fp8_attention if fmt == "fp8" else 1.0)
+        for part, seconds in totals.memory.items():
+            parts[part] += seconds / fit.memory
+        device = sum(parts.values())
+        beside = {
+            "tp": fit.tp_overlap * parts["matmul"],
+            "cp": fit.cp_overlap * parts["attention"],
+            "ep": self.stack.ep_overlap * parts["matmul"],
+        }
+        for axis, seconds in totals.hidden.items():
+            parts[axis] += self.exposed_s(axis, seconds / fit.network, beside[axis])
+        for axis, seconds in totals.bare.items():
+            parts[axis] += seconds / fit.network
+        gaps = totals.launches * self.stack.gap_s
+        host = totals.launches * fit.launch_s if self.graphs == "none" else 0.0
         parts["launch"] = gaps + max(0.0, host - device - gaps - parts["tp"] - parts["cp"])
         return Seconds(parts)
 
-    def layer_s(self, layer: Layer) -> LayerSeconds:
-        """Forward and backward of one micro batch."""
-        backward = layer.only("recompute", "backward")
-        weight = sum(self.kernel_s(k) for k in backward if k.kind == "matmul" and k.role == "wgrad")
-        return LayerSeconds(self.phase_s(layer.only("forward")), self.phase_s(backward), weight)
+    def layer_s(self, forward: Totals, backward: Totals) -> LayerSeconds:
+        """One micro batch through a layer; `backward` with recomputation."""
+        weight = sum(backward.weights.values()) / self.fitted.speed
+        return LayerSeconds(self.pass_s(forward), self.pass_s(backward), weight)
 
-    @staticmethod
-    def _exposed(seconds: float, share: float, beside: float) -> float:
-        """Of communication that may run beside `beside` seconds of computing, `share` of them at most."""
-        return max(0.0, seconds - share * beside)
+    def _powered_s(self, fmt: str, work: float) -> float:
+        """The least time that the design power allows products of `work` FLOP."""
+        if self.fitted.flops_per_joule is None:
+            return 0.0
+        return work * ENERGY.get(fmt, 1.0) / (self.fitted.flops_per_joule * self.watts)
+
+    def exposed_s(self, axis: str, seconds: float, beside: float) -> float:
+        """What communication over `axis` adds to a pass when `beside` seconds of computing can hide it."""
+        hidden = min(seconds, beside) if axis in self.overlaps else 0.0
+        return seconds - hidden + self.fitted.contention * hidden
+
+
+def _both(a: float, b: float) -> float:
+    """The larger of two limits, rounded off where they are alike."""
+    return float((a**4 + b**4) ** 0.25)
+
+
+_SUMS = ("products", "weights", "work", "attention", "memory", "hidden", "bare")
+
+ENERGY = {"fp32": 2.0, "bf16": 1.0, "fp8": 0.55, "fp8_block": 0.55, "mxfp8": 0.55, "nvfp4": 0.33, "mxfp4": 0.33}
+"""Energy of one multiply-add as a share of bf16's: between the operands' widths and their squares; assumed."""

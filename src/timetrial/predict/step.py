@@ -1,7 +1,9 @@
 """One step: layers to stages, stages to a pipeline, gradients over data-parallel ranks, the optimizer.
 
-step = pipeline(micro batches) + gradient and parameter communication that computing does not hide
-       + optimizer + what a step costs outside of the model
+    step = pipeline(micro batches) with what of gradient and parameter communication computing does not hide
+           + optimizer + what a step costs outside of the model
+
+The pipeline is the action table that the trainer executes (`actions.py`), laid on streams (`schedule.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 
 from timetrial.config import Plan, RunConfig
 from timetrial.parallel.plan import split_layers, stage_rank
-from timetrial.predict import network, placement
+from timetrial.predict import actions, network, placement, schedule
 from timetrial.predict.kernels import Layer
-from timetrial.predict.price import LayerSeconds, Pricing, Seconds
-from timetrial.systems.rates import Rates
-from timetrial.systems.stack import Stack
+from timetrial.predict.price import LayerSeconds, Pricing, Seconds, Totals
+from timetrial.predict.quick import quick_s
 from timetrial.systems.system import System
+
+OPTIMIZER_BYTES = 30.0
+"""Moved by AdamW for one element: gradient read (4) and scaled (2), master weight and two moments read and written
+(24); the new weight's copy is counted with the gathers."""
 
 
 @dataclass(frozen=True)
@@ -43,114 +48,142 @@ class Step:
 
     seconds: float
     parts: Mapping[str, float]
-    """Part of the breakdown -> seconds of the slowest pipeline rank; they add up to `seconds`."""
+    """Part of the breakdown -> seconds of the busiest pipeline rank; they add up to `seconds`."""
     stages: tuple[Stage, ...]
     micro_batches: int
+    timeline: schedule.Timeline | None
+    """None without a pipeline."""
     evaluation_s: float
     """Forward passes over one evaluation's samples, s."""
 
 
-def stages_of(config: RunConfig, layers: Mapping[str, Layer], pricing: Pricing) -> list[Stage]:
+Passes = Mapping[str, tuple[Totals, Totals]]
+"""Kind of layer -> its forward and its backward pass, added up: all of a price but the constants."""
+
+
+def passes(layers: Mapping[str, Layer], pricing: Pricing) -> Passes:
+    """The passes of each kind of layer on the pricing's placement."""
+    return {
+        kind: (pricing.totals(layer.only("forward")), pricing.totals(layer.only("recompute", "backward")))
+        for kind, layer in layers.items()
+    }
+
+
+def stages_of(config: RunConfig, layers: Mapping[str, Layer], pricing: Pricing, known: Passes) -> list[Stage]:
     """The virtual stages of the plan, in the order of the model, each with its time."""
     plan = config.plan
-    cost = {kind: pricing.layer_s(layer) for kind, layer in layers.items()}
+    cost: dict[str, LayerSeconds] = {}
+    for name, totals in known.items():  # "block by heads" is another way of "block": the faster counts
+        kind, found = name.partition(" by ")[0], pricing.layer_s(*totals)
+        if kind not in cost or found.total < cost[kind].total:
+            cost[kind] = found
     made = []
     for i, (embed, kept, head) in enumerate(split_layers(config.model.n_layers, plan.pp * plan.vp)):
-        counts = {"embed": int(embed), "block": len(kept), "head": int(head)}
-        forward, backward, weight = Seconds(), Seconds(), 0.0
-        for kind, count in counts.items():
-            if count:
-                forward += cost[kind].forward * count
-                backward += cost[kind].backward * count
-                weight += cost[kind].weight * count
-        made.append(
-            Stage(
-                stage_rank(i, plan),
-                len(kept),
-                embed,
-                head,
-                LayerSeconds(forward, backward, weight),
-                weights=sum(layers[kind].weights * n for kind, n in counts.items() if n),
-                trained=sum(layers[kind].trained * n for kind, n in counts.items() if n),
-            )  # fmt: skip
+        counts = {kind: n for kind, n in (("embed", int(embed)), ("block", len(kept)), ("head", int(head))) if n}
+        seconds = LayerSeconds(
+            sum((cost[kind].forward * n for kind, n in counts.items()), Seconds()),
+            sum((cost[kind].backward * n for kind, n in counts.items()), Seconds()),
+            sum(cost[kind].weight * n for kind, n in counts.items()),
         )
+        weights = sum(layers[kind].weights * n for kind, n in counts.items())
+        trained = sum(layers[kind].trained * n for kind, n in counts.items())
+        made.append(Stage(stage_rank(i, plan), len(kept), embed, head, seconds, weights, trained))
     return made
 
 
-def pricing_of(
-    config: RunConfig, system: System, stack: Stack, rates: Rates, *, graphs: str | None, tp_overlap: bool | None,
-    speed: float = 1.0,
-) -> Pricing:  # fmt: skip
-    """Prices on the plan's placement. `graphs` and `tp_overlap` are the run's switches; the stack's where None."""
-    plan = config.plan
-    cached: dict[tuple[str, str, int], float] = {}
+def predict_step(
+    config: RunConfig,
+    layers: Mapping[str, Layer],
+    system: System,
+    pricing: Pricing,
+    *,
+    known: Passes | None = None,
+    quick: bool = False,
+) -> Step:
+    """Seconds of one optimizer step.
 
-    def collective_s(kind: str, axis: str, size: int) -> float:
-        key = (kind, axis, size)
-        if key not in cached:
-            lies = placement.lie(plan, system, axis)
-            cached[key] = network.collective_s(kind, size, lies, system).seconds
-        return cached[key]
-
-    return Pricing(
-        rates,
-        stack,
-        collective_s,
-        speed,
-        graphs or stack.graphs,
-        True if tp_overlap is None else tp_overlap,
-        launch_s=stack.launch_s if system.accelerator.generation != "cpu" else system.host.launch_s,
-    )
-
-
-def predict_step(config: RunConfig, layers: Mapping[str, Layer], system: System, pricing: Pricing) -> Step:
-    """Seconds of one optimizer step."""
-    plan, stack = config.plan, pricing.stack
+    `known`: `passes` of these layers, for who prices them often. `quick`: a pipeline by formula instead of its table,
+    for searches and fits.
+    """
+    plan, fit = config.plan, pricing.fitted
     m = plan.grad_accumulation_steps
-    stages = stages_of(config, layers, pricing)
-    ranks: list[Seconds] = []
-    for rank in range(plan.pp):
-        own = [s.seconds for s in stages if s.rank == rank]
-        ranks.append(sum((s.forward + s.backward for s in own), Seconds()) * m)
-    slowest = max(range(plan.pp), key=lambda r: ranks[r].total)
-    parts = dict(ranks[slowest].parts)
-    busy = ranks[slowest].total
+    stages = stages_of(config, layers, pricing, known or passes(layers, pricing))
+    by_rank = [[s for s in stages if s.rank == rank] for rank in range(plan.pp)]
+    work = [sum((s.seconds.forward + s.seconds.backward for s in own), Seconds()) * m for own in by_rank]
+    busiest = max(range(plan.pp), key=lambda r: work[r].total)
+    parts = dict(work[busiest].parts)
+    gathers, scatters = _data_parallel(plan, stages, system, pricing)
+    timeline = None
     if plan.pp > 1:
-        mean = sum(r.total for r in ranks) / plan.pp / m  # one micro batch through one rank's stages
-        parts["bubble"] = (plan.pp - 1) / plan.vp * mean if plan.schedule == "1f1b" else 0.3 * (plan.pp - 1) * mean
-        edge = placement.lie(plan, system, "edge")
-        dim = getattr(config.model, "dim", 0)
-        size = plan.mbs * config.data.seq_len // plan.cp // plan.tp * dim * 2
-        send = network.collective_s("send", size, edge, system).seconds / stack.network
-        exposed = 2 * (plan.pp - 1) * send + (0 if stack.pp_overlap else 2 * m * plan.vp * send)
-        parts["pp"] = exposed
-    window = busy / m  # the last backward and the first forward pass are beside the communication of data parallelism
-    parts["dp"] = _data_parallel(plan, stages, slowest, system, pricing, window)
-    held = max(sum(s.trained for s in stages if s.rank == r) for r in range(plan.pp)) / plan.shard_size
-    parts["optimizer"] = pricing.rates.memory_s(int(held * 30 / stack.memory * pricing.rates.memory_share))
-    parts["fixed"] = stack.step_s
-    total = sum(parts.values())
-    return Step(total, parts, tuple(stages), m, _evaluation(config, stages, m))
+        durations = _durations(config, stages, gathers, scatters, system, pricing)
+        if quick:
+            parts["bubble"] = quick_s(plan, durations) - work[busiest].total
+        else:
+            timeline = schedule.lay(actions.table(plan), durations, trace=False)
+            rank = timeline.ranks[busiest]
+            parts["pp"], parts["dp"] = rank.exposed_sends_s, rank.exposed_data_s
+            parts["bubble"] = timeline.seconds - work[busiest].total - parts["pp"] - parts["dp"]
+    else:
+        first, last = stages[0].seconds.forward.total, stages[0].seconds.backward.total
+        often = m if plan.zero_stage == 3 else 1  # sharded parameters come for each pass, and gradients leave
+        parts["dp"] = pricing.exposed_s("dp", sum(gathers) * often, fit.dp_overlap * first * often)
+        again = sum(gathers) * often if plan.zero_stage == 3 else 0.0
+        parts["dp"] += pricing.exposed_s("dp", sum(scatters) * often + again, fit.dp_overlap * last * often)
+    held = max(sum(s.trained for s in own) for own in by_rank) / plan.shard_size
+    parts["optimizer"] = pricing.rates.memory_s(held * OPTIMIZER_BYTES / fit.memory)
+    parts["fixed"] = fit.step_s
+    return Step(sum(parts.values()), parts, tuple(stages), m, timeline, _evaluation(config, by_rank))
 
 
 def _data_parallel(
-    plan: Plan, stages: list[Stage], rank: int, system: System, pricing: Pricing, window: float
-) -> float:
-    """Seconds of gradient and parameter communication that computing does not hide."""
-    copies = plan.dp * plan.cp
-    if copies == 1:
-        return 0.0
+    plan: Plan, stages: list[Stage], system: System, pricing: Pricing
+) -> tuple[list[float], list[float]]:
+    """Seconds of each stage's parameter all-gather and gradient reduce-scatter over its data-parallel ranks."""
+    if plan.dp * plan.cp == 1:
+        return [0.0] * len(stages), [0.0] * len(stages)
     stack = pricing.stack
-    trained = max(sum(s.trained for s in stages if s.rank == r) for r in range(plan.pp))
     lies = placement.lie(plan, system, "dp-cp")
-    scatter = network.collective_s("reduce_scatter", int(trained * stack.gradient_bytes), lies, system).seconds
-    gather = network.collective_s("all_gather", int(trained * stack.parameter_bytes), lies, system).seconds
-    seconds = (scatter + gather) / stack.network
-    return max(0.0, seconds - stack.dp_overlap * window)
+
+    def seconds(kind: str, elements: int, size: float) -> float:
+        return network.collective_s(kind, int(elements * size), lies, system).seconds / pricing.fitted.network
+
+    sizes = {s.trained for s in stages}
+    gather = {n: seconds("all_gather", n, stack.parameter_bytes) for n in sizes}
+    scatter = {n: seconds("reduce_scatter", n, stack.gradient_bytes) for n in sizes}
+    return [gather[s.trained] for s in stages], [scatter[s.trained] for s in stages]
 
 
-def _evaluation(config: RunConfig, stages: list[Stage], m: int) -> float:
+def _durations(
+    config: RunConfig,
+    stages: list[Stage],
+    gathers: list[float],
+    scatters: list[float],
+    system: System,
+    pricing: Pricing,
+) -> schedule.Durations:
     plan = config.plan
-    forward = max(sum(s.seconds.forward.total for s in stages if s.rank == r) for r in range(plan.pp))
+    size = 2 * plan.mbs * config.data.seq_len // plan.cp // plan.tp * config.model.dim
+    link, latency = network.send_s(size, placement.lie(plan, system, "edge"), system)
+    edges = len(stages) - 1
+    backward = [s.seconds.backward.total for s in stages]
+    weight = [s.seconds.weight for s in stages]
+    return schedule.Durations(
+        forward_s=tuple(s.seconds.forward.total for s in stages),
+        backward_s=tuple(backward),
+        backward_input_s=tuple(b - w for b, w in zip(backward, weight, strict=True)),
+        backward_weight_s=tuple(weight),
+        link_s=(link / pricing.fitted.network,) * edges,
+        latency_s=(latency,) * edges,
+        gather_s=tuple(gathers),
+        reduce_s=tuple(scatters),
+        overlap_sends="pp" in pricing.stack.overlaps,
+        overlap_data="dp" in pricing.overlaps,
+    )
+
+
+def _evaluation(config: RunConfig, by_rank: list[list[Stage]]) -> float:
+    """Forward passes alone, over one evaluation's samples."""
+    plan = config.plan
+    forward = max(sum(s.seconds.forward.total for s in own) for own in by_rank)
     batches = math.ceil(config.evaluation.samples / (plan.mbs * plan.dp))
     return forward * (batches + (plan.pp - 1) / plan.vp)

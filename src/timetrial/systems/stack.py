@@ -21,6 +21,7 @@ from timetrial.errors import UserError
 
 ROLES = ("fprop", "dgrad", "wgrad")
 GRAPHS = ("none", "layer", "full")
+CONTEXTS = ("ring", "heads")
 
 
 @dataclass(frozen=True)
@@ -60,38 +61,23 @@ class Stack:
     """Whether a cast is part of the kernel that makes the tensor."""
     graphs: str = "none"
     """Which launches cost the host nothing, where a plan does not say: none, layer or full."""
-    launch_s: float = 6e-6
-    """Host time of one kernel launch through the framework, s; where no graph removes it."""
     gap_s: float = 1.0e-6
     """Idle time of the device between two kernels, s."""
-    kernels: float = 1.0
-    """Rate of its products and attention, as a share of the rates that were measured one by one."""
-    memory: float = 0.85
-    """Share of the memory bandwidth that its fused kernels reach."""
-    tp_overlap: float = 0.8
-    """Share of a product's time that hides tensor-parallel communication beside it."""
-    cp_overlap: float = 0.9
-    """Share of attention's time that hides context-parallel communication beside it."""
-    dp_overlap: float = 0.8
-    """Share of the last backward and first forward passes that hides gradient and parameter communication."""
+    overlaps: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    """Axes whose communication runs beside computing, where a run does not say."""
+    contexts: tuple[str, ...] = ("ring",)
+    """How context-parallel ranks may share attention: ring (keys and values go round), heads (all-to-all, where the
+    heads divide). Of two the faster is taken, as who tunes a run does."""
     ep_overlap: float = 0.0
-    """Share of a block's products that hides expert-parallel all-to-alls."""
-    pp_overlap: bool = True
-    """Whether pipeline sends run beside computing."""
-    network: float = 1.0
-    """Rate of collectives, as a share of what the network model gives."""
-    step_s: float = 0.010
-    """Of each step, outside the model: data, clipping, logging, s."""
+    """Share of a block's products that can hide expert-parallel all-to-alls."""
     gradient_bytes: float = 2.0
     """Of one gradient element as it is reduced."""
     parameter_bytes: float = 2.0
     """Of one parameter element as it is gathered."""
-    fp8_attention: float = 1.3
-    """Rate of attention in fp8, as a share of that in bf16."""
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     """By the precision's name: bf16, fp8 (delayed scaling), fp8(tensorwise), mxfp8, nvfp4, mxfp4."""
-    tuned: Mapping[str, float] = field(default_factory=dict)
-    """Fitted by `timetrial validate --fit`: see `predict/fit.py`."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """In place of fitted ones, by their names: see `predict/constants.py`."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each figure comes from."""
 
@@ -106,19 +92,10 @@ class Stack:
 
 
 RANGES: dict[str, tuple[float, float]] = {
-    "launch_s": (0, 1e-3),
     "gap_s": (0, 1e-4),
-    "kernels": (0.2, 1.5),
-    "memory": (0.1, 1.0),
-    "tp_overlap": (0, 1),
-    "cp_overlap": (0, 1),
-    "dp_overlap": (0, 1),
     "ep_overlap": (0, 1),
-    "network": (0.1, 1.5),
-    "step_s": (0, 1),
     "gradient_bytes": (1, 4),
     "parameter_bytes": (0.5, 4),
-    "fp8_attention": (0.5, 2),
     "bytes": (0.5, 4),
     "extra_read_bytes": (0, 8),
 }
@@ -145,8 +122,8 @@ def for_round(round_: str, vendor: str) -> Stack:
 
 
 def for_release(release: str) -> Stack | None:
-    """The stack of a vendor's software release, or None."""
-    return next((s for s in map(load, names()) if release in s.releases), None)
+    """The stack of a text that names a vendor's software release, or None."""
+    return next((s for s in map(load, names()) if any(name in release for name in s.releases)), None)
 
 
 def _folder() -> Any:
@@ -168,7 +145,7 @@ def _values(name: str) -> dict[str, Any]:
         base = _values(values.pop("like"))
         for key in ("rounds", "releases", "title"):
             base.pop(key, None)
-        for table in ("recipes", "sources", "tuned"):
+        for table in ("recipes", "sources", "constants"):
             values[table] = base.get(table, {}) | values.get(table, {})
         values = base | values
     return values
@@ -181,8 +158,9 @@ def _build(values: dict[str, Any], name: str) -> Stack:
     }
     values["name"] = Path(name).name.removesuffix(".toml")
     stack: Stack = _dataclass(Stack, values | {"recipes": recipes}, f"stack {name}")
-    if stack.graphs not in GRAPHS:
-        raise UserError(f"stack {name}: graphs={stack.graphs!r} must be one of {', '.join(GRAPHS)}")
+    for key, values_, allowed in (("graphs", (stack.graphs,), GRAPHS), ("contexts", stack.contexts, CONTEXTS)):
+        if not values_ or not set(values_) <= set(allowed):
+            raise UserError(f"stack {name}: {key}={', '.join(values_)} must be of {', '.join(allowed)}")
     return stack
 
 
