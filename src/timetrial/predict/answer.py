@@ -1,0 +1,126 @@
+"""Requests from the command line, and what is answered beside the step time: memory, time to train, energy, range."""
+
+from __future__ import annotations
+
+from timetrial.config import Plan, RunConfig, override, replace
+from timetrial.errors import UserError
+from timetrial.parallel.plan import parse_plan, validate
+from timetrial.predict import cache, energy, memory, sure
+from timetrial.predict.converge import TimeToTrain, time_to_train
+from timetrial.predict.energy import Energy
+from timetrial.predict.memory import Memory
+from timetrial.predict.predict import Prediction, predict
+from timetrial.predict.request import PRECISIONS, Hints, Request
+from timetrial.predict.rows import Answer
+from timetrial.systems import system as systems
+from timetrial.workloads.workload import resolve
+
+START_S = 30.0
+"""From the start of the clock to the first step, s: what published logs show in the median (training_rounds)."""
+
+
+def request_of(
+    workload: str,
+    system: str,
+    gpus: int,
+    *,
+    plan: str = "",
+    precision: str | None = None,
+    round_: str | None = None,
+    sets: list[str] | None = None,
+    graphs: str | None = None,
+) -> Request:
+    """What the command line asks for. Raises UserError, one line, for what cannot be."""
+    config: RunConfig = resolve(workload, "official", round_)
+    for text in sets or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: needs a value, as in --set model.n_layers=62")
+        config = override(config, key, value)
+    base = Plan(gbs=config.plan.gbs, precision="bf16", zero=1, order="tp-cp-dp-pp")
+    chosen = parse_plan(plan, base, gpus)
+    name, attention = _precision(precision or "fp8")
+    chosen = replace(chosen, precision="fp32" if name == "fp32" else "bf16")
+    config = replace(resolve_at(config, workload, round_, chosen.gbs), plan=chosen)
+    validate(chosen, config, gpus)
+    found = systems.load(system) if system in systems.names() or system.endswith(".toml") else systems.find(system)
+    return Request(
+        config=config,
+        round=config.round,
+        system=system if system.endswith(".toml") else found.name,
+        accelerators=gpus,
+        nodes=None,
+        precision=name,
+        attention=attention,
+        converges=True,
+        model=workload_title(workload),
+        hints=Hints(cuda_graph=graphs or "", recipe="tensorwise" if "tensorwise" in (precision or "") else ""),
+    )
+
+
+def resolve_at(config: RunConfig, workload: str, round_: str | None, gbs: int) -> RunConfig:
+    """`config` with the recipe of another global batch."""
+    other = resolve(workload, "official", round_, gbs)
+    return replace(other, model=config.model, data=config.data)
+
+
+def workload_title(workload: str) -> str:
+    """The model's name of a workload, as published tables call it."""
+    return {"llama31_8b": "Llama 3.1 8B", "llama31_405b": "Llama 3.1 405B", "llama2_70b_lora": "Llama 2 70B"}.get(
+        workload, workload
+    )
+
+
+def _precision(text: str) -> tuple[str, str]:
+    base, *more = text.lower().split("+")
+    name = PRECISIONS.get("".join(c for c in base if c.isalnum()))
+    if name is None or more not in ([], ["fp8attn"]):
+        known = ", ".join(sorted(set(PRECISIONS.values())))
+        raise UserError(f"--precision {text}: use one of {known}, with +fp8attn for attention in fp8")
+    return name, "fp8" if more else "fp32" if name == "fp32" else "bf16"
+
+
+def memory_of(prediction: Prediction) -> Memory:
+    """Bytes of each pipeline rank at its peak."""
+    q, stack = prediction.request, prediction.stack
+    layers = memory.measure(cache.layers(q.config), stack.fuse)
+    policy = memory.policy(stack, stack.recipe({"tf32": "fp32"}.get(q.recipe, q.recipe)), q.attention)
+    return memory.memory(q.plan, q.config.model.n_layers, layers, policy)
+
+
+def time_of(prediction: Prediction) -> TimeToTrain | None:
+    """Time to train; None where the request has no target or no convergence points."""
+    q, step = prediction.request, prediction.step
+    if not q.converges or not q.config.official:
+        return None
+    try:
+        return time_to_train(q.config, step.seconds, step.evaluation_s, start_s=START_S, precision=q.precision)
+    except UserError:
+        return None
+
+
+def energy_of(prediction: Prediction, time: TimeToTrain | None) -> Energy | None:
+    """Energy to train; None without a time or any known power."""
+    if time is None or not (prediction.system.power or prediction.system.accelerator.tdp_w):
+        return None
+    return energy.energy(prediction.system, prediction.request.accelerators, time)
+
+
+def answer(request: Request) -> Answer:
+    """One row's answer: what `--rows` writes."""
+    found = predict(request)
+    needed = memory_of(found)
+    verdict = needed.verdict(found.system.accelerator.memory_bytes)
+    time = time_of(found)
+    return Answer(
+        step_time_s=found.step.seconds,
+        memory_bytes=needed.peak.total,
+        tflops_per_gpu=found.flops_per_s_per_gpu / 1e12,
+        ttt_min=time.minutes if time else None,
+        status="ok" if verdict.possible else verdict.text,
+    )
+
+
+def interval_of(prediction: Prediction) -> sure.Interval:
+    """Within what the step time lies."""
+    return sure.interval(prediction.request, prediction.system, prediction.stack, prediction.step.seconds)
