@@ -7,7 +7,8 @@ import functools
 from timetrial.predict import cache, converge, energy, memory, predict
 from timetrial.predict.constants import Constants
 from timetrial.predict.request import request
-from timetrial.report.prediction import Answered, PublishedRun, Scaled, StepRange
+from timetrial.predict.sure import Interval
+from timetrial.report.prediction import Answered, PublishedRun, Scaled
 
 PIPELINED = {
     "benchmark": "llama31_405b", "round": "v5.0", "accelerator": "NVIDIA Blackwell GPU (GB200)", "accelerators": "512",
@@ -43,7 +44,7 @@ def answer(row: dict[str, str]) -> Answered:
     more = [(world // 2, 2.0, 1.02), (world, 1.0, 1.0), (2 * world, 0.5, 0.97), (4 * world, 0.25, 0.93)]
     return Answered(
         prediction=found,
-        interval=StepRange(0.92 * step_s, 1.09 * step_s, "4 of 5 of the runs that it was not fitted to lie within"),
+        interval=Interval(0.92 * step_s, 1.09 * step_s, "errors of the 12 nearest validated runs", outside=False),
         fits=verdict.possible,
         reason=verdict.text,
         memory=needs,

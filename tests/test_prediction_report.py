@@ -117,7 +117,7 @@ def test_text_says_the_records_figures(name: str) -> None:
     p, found = a.prediction, text(a)
     plain = re.sub(r"\s+", " ", found)
     lines = found.splitlines()
-    assert 22 <= len(lines) <= 45
+    assert 25 <= len(lines) <= 36
     assert max(map(len, lines)) <= 100
     assert numbers.duration(p.step.seconds).replace(numbers.NBSP, " ") in plain
     assert f"{numbers.significant(p.tokens_per_s_per_gpu, 4)} tokens/s per GPU" in plain
@@ -163,7 +163,9 @@ def test_json_has_every_figure_under_a_key_with_its_unit(name: str) -> None:
     p = a.prediction
     found = json.loads(json.dumps(as_json(a), allow_nan=False))
     assert found["step_time_s"] == p.step.seconds
-    assert found["interval"] == dict(a.interval._asdict())
+    interval = found["interval"]
+    assert (interval["low_s"], interval["high_s"]) == (a.interval.low_s, a.interval.high_s)
+    assert (interval["basis"], interval["outside_validated"]) == (a.interval.basis, False)
     assert found["tokens_per_s_per_gpu"] == p.tokens_per_s_per_gpu
     assert found["model_tflops_per_gpu"] == p.flops_per_s_per_gpu / 1e12
     assert found["mfu"] == a.mfu
@@ -186,7 +188,9 @@ def test_json_has_every_figure_under_a_key_with_its_unit(name: str) -> None:
 
 def test_json_has_null_where_there_is_no_number() -> None:
     a = answered("adapted")
-    odd = dataclasses.replace(a, memory=None, time=None, energy=None, interval=a.interval._replace(high_s=math.inf))
+    odd = dataclasses.replace(
+        a, memory=None, time=None, energy=None, interval=dataclasses.replace(a.interval, high_s=math.inf)
+    )
     found = json.loads(json.dumps(as_json(odd), allow_nan=False))
     assert [found[key] for key in ("memory_gib", "time_to_train_min", "energy_kwh")] == [None] * 3
     assert found["interval"]["high_s"] is None
@@ -271,6 +275,13 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
     with pytest.raises(UserError, match="cannot be written"):
         write_page(answered("adapted"), tmp_path / "no" / "page.html")
+
+
+def test_what_lies_outside_of_the_validated_range_is_told() -> None:
+    a = answered("adapted")
+    words = "Nothing like it was validated"
+    assert words not in page(a)
+    assert words in page(dataclasses.replace(a, interval=dataclasses.replace(a.interval, outside=True)))
 
 
 def test_what_is_assumed_is_told() -> None:

@@ -29,6 +29,7 @@ def as_json(answered: Answered) -> dict[str, Any]:
             "low_s": answered.interval.low_s,
             "high_s": answered.interval.high_s,
             "basis": answered.interval.basis,
+            "outside_validated": answered.interval.outside,
         },
         "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
         "model_tflops_per_gpu": p.flops_per_s_per_gpu / 1e12,

@@ -105,6 +105,7 @@ def page(answered: Answered) -> str:
         low_s=answered.interval.low_s,
         high_s=answered.interval.high_s,
         basis=answered.interval.basis.rstrip("."),
+        outside=answered.interval.outside,
         notes=answered.notes,
         sure=[("Measured", found.measured), ("Published", found.published), ("Assumed", found.assumed)],
         sources=found.sources,
@@ -131,9 +132,9 @@ def _verdict(answered: Answered) -> dict[str, str]:
 
 
 def _headline(answered: Answered) -> list[dict[str, str]]:
-    p, (fmt, peak), low_high = answered.prediction, answered.peak, answered.interval
+    p, (fmt, peak), span = answered.prediction, answered.peak, answered.interval
     figures = [
-        ("Step time", text.duration(p.step.seconds), _range(text.duration(low_high[0]), text.duration(low_high[1]))),
+        ("Step time", text.duration(p.step.seconds), _range(text.duration(span.low_s), text.duration(span.high_s))),
         (
             "Tokens/s per GPU",
             text.significant(p.tokens_per_s_per_gpu, 4),
@@ -143,8 +144,10 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
         ("MFU", text.percent(answered.mfu), f"of dense {fmt}, {text.count(peak / 1e12)} TFLOP/s"),
     ]
     if (t := answered.time) is not None:
-        span = _range(text.significant(t.low), f"{text.significant(t.high)} min")
-        figures.append(("Time to train", f"{text.significant(t.minutes)}{text.NBSP}min", f"{span}; {t.steps:,} steps"))
+        minutes = _range(text.significant(t.low), f"{text.significant(t.high)} min")
+        figures.append(
+            ("Time to train", f"{text.significant(t.minutes)}{text.NBSP}min", f"{minutes}; {t.steps:,} steps")
+        )
     else:
         figures.append(("Time to train", text.NONE, "no target, or no convergence points"))
     if (e := answered.energy) is not None:

@@ -18,6 +18,7 @@ from timetrial.predict.memory import Memory
 from timetrial.predict.placement import Placement
 from timetrial.predict.predict import Prediction
 from timetrial.predict.schedule import Durations
+from timetrial.predict.sure import Interval as StepRange
 
 PARTS: dict[str, str] = {
     "matmul": "matrix products",
@@ -53,17 +54,6 @@ GROUPS = {
 """Group of `placement.lie` -> words."""
 
 
-class StepRange(NamedTuple):
-    """Within what the step time lies."""
-
-    low_s: float
-    """Seconds."""
-    high_s: float
-    """Seconds."""
-    basis: str
-    """How the range was found and how often it holds, for people."""
-
-
 class Scaled(NamedTuple):
     """One point of the scaling curve."""
 
@@ -89,6 +79,7 @@ class Answered:
 
     prediction: Prediction
     interval: StepRange
+    """Within what the step time lies: `answer.interval_of`."""
     fits: bool
     """Whether the run is possible in the accelerators' memory."""
     reason: str
@@ -171,7 +162,7 @@ def plan_words(answered: Answered) -> str:
     degrees = {"TP": plan.tp, "CP": plan.cp, "EP": plan.ep, "PP": plan.pp, "VP": plan.vp, "DP": plan.dp}
     found = " ".join(f"{axis} {n}" for axis, n in degrees.items() if n > 1) or "one accelerator"
     more = ""
-    if plan.pp > 1:
+    if plan.schedule != "1f1b":
         more += f", schedule {plan.schedule}"
     if plan.recompute != "none":
         more += f", {plan.recompute} recomputation"

@@ -32,6 +32,8 @@ def sure(answered: Answered) -> Sure:
     measured, published, assumed = [], [], []
     if own:
         measured.append(f"rates of kernels on this accelerator: {', '.join(own)}")
+    if p.request.assumed:
+        assumed.append(f"left open by the request: {'; '.join(p.request.assumed)}")
     basis = (answered.constants or load_constants()).basis
     if "no constants are fitted" in basis:
         assumed.append("the model's constants: their starting values, for nothing is fitted yet")
@@ -50,8 +52,6 @@ def sure(answered: Answered) -> Sure:
         assumed.append(f"curves of a related accelerator: {', '.join(borrowed)}")
     if p.system.assumed:
         assumed.append(f"of the system: {', '.join(sorted(p.system.assumed))}")
-    if p.request.assumed:
-        assumed.append(f"left open by the request: {'; '.join(p.request.assumed)}")
     if answered.memory is not None:
         assumed.append("of memory: the context's and communication library's bytes, and the allocator's loss")
     sources = [(f"system: {k}", v) for k, v in p.system.sources.items()]

@@ -32,17 +32,18 @@ def _head(answered: Answered) -> list[str]:
 
 
 def _figures(answered: Answered) -> list[str]:
-    p, (fmt, peak) = answered.prediction, answered.peak
-    low, high, basis = answered.interval
+    p, (fmt, _) = answered.prediction, answered.peak
+    span = answered.interval
     lines = _wrapped(
         "Step time",
-        f"{numbers.duration(p.step.seconds)}, {numbers.duration(low)} to {numbers.duration(high)} ({basis})",
+        f"{numbers.duration(p.step.seconds)}, {numbers.duration(span.low_s)} to {numbers.duration(span.high_s)} "
+        f"({span.basis})",
     )
     lines += _wrapped(
         "Throughput",
         f"{numbers.significant(p.tokens_per_s_per_gpu, 4)} tokens/s per GPU, "
         f"{numbers.significant(p.flops_per_s_per_gpu / 1e12, 4)} model TFLOP/s per GPU, "
-        f"MFU {numbers.percent(answered.mfu)} of dense {fmt} ({numbers.count(peak / 1e12)} TFLOP/s)",
+        f"MFU {numbers.percent(answered.mfu)} of dense {fmt}",
     )
     if (t := answered.time) is not None:
         lines += _wrapped(
@@ -54,8 +55,9 @@ def _figures(answered: Answered) -> list[str]:
         lines += _wrapped("Time to train", "none: no target, or no convergence points")
     if (e := answered.energy) is not None:
         kwh = [numbers.significant(joules / 3.6e6) for joules in (e.joules, e.low, e.high)]
+        how = "measured" if e.measured else "assumed"
         lines += _wrapped(
-            "Energy", f"{kwh[0]} kWh to train, {kwh[1]} to {kwh[2]} ({numbers.count(e.average_w)} W per GPU, {e.basis})"
+            "Energy", f"{kwh[0]} kWh to train, {kwh[1]} to {kwh[2]} ({numbers.count(e.average_w)} W per GPU, {how})"
         )
     return lines
 
@@ -64,13 +66,15 @@ def _breakdown(answered: Answered) -> list[str]:
     parts = answered.breakdown
     share = shares(parts)
     most = max(share.values()) or 1.0
+    small = [part for part, seconds in parts.items() if seconds and share[part] == 0]
+    small = small if len(small) > 1 else []
     lines = [f"{'Where the step goes':<{30 + BAR}}{'s':>9}{'%':>8}"]
-    for part, seconds in parts.items():
-        if seconds == 0:
-            continue
-        bar = "\u2588" * round(BAR * max(0.0, share[part]) / most) or "\u258f"
+    rows = [(words_of(part), parts[part], share[part]) for part in parts if parts[part] and part not in small]
+    rows += [("parts below 0.1 %", sum(parts[part] for part in small), 0.0)] if small else []
+    for words, seconds, of in rows:
+        bar = "\u2588" * round(BAR * max(0.0, of) / most) or "\u258f"
         amount = f"{seconds:.3f}" if seconds >= 0.0005 else f"{seconds:.1e}"
-        lines.append(f"  {words_of(part):<28}{bar:<{BAR}}{amount:>9}{100 * share[part]:>8.1f}")
+        lines.append(f"  {words:<28}{bar:<{BAR}}{amount:>9}{100 * of:>8.1f}")
     return lines
 
 
@@ -106,7 +110,7 @@ def _sure(answered: Answered) -> list[str]:
         ("Assumed", found.assumed),
     ):
         if sentences:
-            lines += _wrapped(label, "; ".join(sentences))
+            lines += _wrapped(label, "; ".join(sentences), most=3 if label == "Assumed" else 2)
     for i, note in enumerate(answered.notes[:MOST_NOTES]):
         lines += _wrapped("Note" if i == 0 else "", note)
     if len(answered.notes) > MOST_NOTES:
@@ -114,8 +118,8 @@ def _sure(answered: Answered) -> list[str]:
     return lines
 
 
-def _wrapped(label: str, words: str, indent: int = LABEL) -> list[str]:
-    """`label`, then `words` wrapped beside it."""
+def _wrapped(label: str, words: str, indent: int = LABEL, most: int | None = None) -> list[str]:
+    """`label`, then `words` wrapped beside it; after `most` lines the rest is left to the page."""
     head = f"{label:<{indent}}" if label or indent == LABEL else ""
     return textwrap.wrap(
         words.strip(),
@@ -124,4 +128,6 @@ def _wrapped(label: str, words: str, indent: int = LABEL) -> list[str]:
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" ... (page)",
     )
