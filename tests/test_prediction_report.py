@@ -24,6 +24,7 @@ from timetrial.report.prediction import Answered, as_json, page, text, write_pag
 from timetrial.report.prediction_record import PARTS, shares
 from timetrial.report.prediction_sure import sure
 from timetrial.report.prediction_svg import log_ticks, ticks
+from timetrial.systems.rates import Rates
 
 BOTH = pytest.mark.parametrize("name", ["pipelined", "adapted"])
 
@@ -291,6 +292,10 @@ def test_what_is_assumed_is_told() -> None:
         assert any(figure in words for words in found.assumed)
     assert any(words.startswith("power: ") for words in found.assumed)
     assert any("products in fp8" in words for words in found.measured)
+    borrowed = [words for words in found.assumed if words.startswith("curves of a related accelerator")]
+    assert "attention.bf16.backward" in Rates.load(a.prediction.system).assumed
+    assert len(borrowed) == 1
+    assert "attention in bf16 backward" in borrowed[0]
     assert not any("fp32" in words for words in found.measured + found.assumed), "a format that the run has not"
     assert any("samples to train" in words for words in found.assumed)  # GBS 896 is outside
     assert any("samples to train" in words for words in sure(answered("adapted")).published)
@@ -355,6 +360,10 @@ def test_charts_draw_every_pass_or_its_share() -> None:
     drawn = charts.step(few, True, "t")
     passes = sum(d.count("M") for d in re.findall(r'd="([^"]*)" fill="var\(--(?:forward|backward)\)"', drawn))
     assert passes == 2 * answered("adapted").prediction.step.micro_batches
+    boxes = [re.findall(r"h([\d.]+)v", d) for d in re.findall(r'd="([^"]*)" fill="var\(--forward\)"', drawn)]
+    forward_s = sum(i.end - i.start for i in few.intervals if i.kind == "F")
+    width = sum(float(w) for found in boxes for w in found)
+    assert width == pytest.approx(forward_s / few.seconds * (charts.WIDE - 70), rel=0.02)
     assert len(charts.step(many, True, "t")) < 200_000
     assert 0 < charts.start_s(many) < many.seconds
     assert charts.drawn(8) == list(range(8))
