@@ -51,7 +51,7 @@ def _cells(answered: Answered, used: int, fabric: str) -> dict[str, Any]:
         place: round(25 + 75 * n / max(1, len(held) - 1)) if len(held) > 1 else 80 for n, place in enumerate(held)
     }
     names = {"pp": "pipeline rank", "dp": "data-parallel rank"}
-    first = plan.order.partition("-")[0]
+    first = next((a for a in plan.order.split("-") if getattr(plan, a) > 1), axis)
     columns = next((n for n in (16, 12, 8, 9, 6, 4) if used % n == 0 and n <= used), used)
     words = (
         f"The first {fabric} domain's {used} accelerators in order of rank, shaded by {names[axis]} "
