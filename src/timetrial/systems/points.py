@@ -5,7 +5,8 @@ A JSON file of
      "attention": {"bf16": [[batch, heads, kv_heads, tokens, kv_tokens, head_dim, causal, backward, us], ...]},
      "memory": [[bytes moved, microseconds], ...],
      "collectives": {"all_reduce": {"2": [[bytes of the whole tensor, microseconds], ...]}}}
-of which matmul and memory must be there; causal and backward are 0 or 1. Between points, rates are averaged by
+of which matmul and memory must be there; causal and backward are 0 or 1. What eager code costs beside these stands
+in `eager.py`, notes of the measurement under "notes", which are for people. Between points, rates are averaged by
 distance in the logarithms of the sizes; the spread is that of each point predicted from the others.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from timetrial.errors import UserError
+from timetrial.systems import eager
 from timetrial.systems.curves import Attention, Line, Matmul
 
 Point = tuple[tuple[float, ...], float]
@@ -70,6 +72,8 @@ class Points:
     memory: Line
     collectives: dict[str, dict[int, Line]]
     spread: dict[str, float]
+    eager: eager.Eager | None
+    """None where the file is not of a calibration."""
 
 
 def read(path: Path) -> Mapping[str, Any]:
@@ -116,7 +120,7 @@ def parse(content: Mapping[str, Any], where: str) -> Points:
         kind: {_ranks(n, where): _line(rows, f"{where}: collectives.{kind}.{n}") for n, rows in by_ranks.items()}
         for kind, by_ranks in _table(content, "collectives", where).items()
     }
-    return Points(matmul, attention, memory, collectives, spread)
+    return Points(matmul, attention, memory, collectives, spread, eager.parse(content, where, _line))
 
 
 def _rate(points: Sequence[Point], where: tuple[float, ...]) -> float:

@@ -22,6 +22,7 @@ from timetrial.errors import UserError
 from timetrial.systems import points
 from timetrial.systems.collectives import Collectives, bus_bytes
 from timetrial.systems.curves import Attention, AttentionCurve, Line, Matmul, MatmulCurve, Roof
+from timetrial.systems.eager import Eager
 from timetrial.systems.system import System
 
 PEAKS = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
@@ -49,6 +50,8 @@ class Rates:
     "matmul.bf16.p90" the 90th percentile; so for attention.FORMAT, attention.FORMAT.backward, memory, collective."""
     assumed: frozenset[str]
     """Keys of `spread` whose curves were not measured on this machine."""
+    eager: Eager | None = None
+    """What eager code costs beside the above; None where nobody calibrated."""
 
     @classmethod
     def load(cls, system: System) -> Rates:
@@ -75,6 +78,7 @@ class Rates:
             collectives=collectives,
             spread=found.spread,
             assumed=frozenset(),
+            eager=found.eager,
         )
 
     def matmul_s(self, format: str, m: int, n: int, k: int, batch: int = 1) -> float:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from timetrial import cachedir
 from timetrial.errors import UserError
 from timetrial.systems import files
 from timetrial.systems.ranges import nearest
@@ -24,6 +25,8 @@ from timetrial.systems.ranges import nearest
 FORMATS = ("fp32", "tf32", "bf16", "fp8", "fp6", "fp4")
 GENERATIONS = ("hopper", "blackwell", "blackwell-ultra", "ada", "cdna3", "cdna4", "cpu")
 SCALE_UP_KINDS = ("nvlink", "xgmi", "pcie", "memory", "none")
+LOCAL = "local"
+"""The name of the machine that this runs on, once it is calibrated."""
 SCALE_OUT_KINDS = ("infiniband", "ethernet", "none")
 
 
@@ -133,15 +136,17 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> System:
-    """A system of the package by its name, or one from a TOML file.
+    """A system of the package by its name, "local" of the last calibration, or one from a TOML file.
 
     Raises UserError on an unknown name, an unreadable file, and a figure that is missing, misspelt, out of range or
     without a source, with the figure's name and the allowed range.
     """
     text = str(name_or_path)
-    if not text.endswith(".toml"):
+    if text == LOCAL and not local_path().exists():
+        raise UserError("this machine has not been measured yet; run `timetrial calibrate`")
+    if text != LOCAL and not text.endswith(".toml"):
         return _bundled(text)
-    path = Path(text)
+    path = local_path() if text == LOCAL else Path(text)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -150,6 +155,11 @@ def load(name_or_path: str | Path) -> System:
     if str(figures.get("rates", "")).endswith(".json"):
         figures["rates"] = str(path.parent / figures["rates"])
     return _build(figures, text)
+
+
+def local_path() -> Path:
+    """Where a calibration writes the system "local"."""
+    return cachedir.root() / "systems" / f"{LOCAL}.toml"
 
 
 def find(accelerator: str) -> System:

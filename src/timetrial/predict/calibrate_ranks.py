@@ -1,0 +1,225 @@
+"""What a calibration measures on several ranks: collectives, kernels while others compute, tiny steps over each axis.
+
+    python -m timetrial.predict.calibrate_ranks JOB.json RANK
+
+Rank 0 writes what it found beside the job. All ranks do the same at the same time, as those of a run do.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from timetrial.config import Plan, RunConfig, replace
+from timetrial.optim import adamw
+from timetrial.parallel import parallelize
+from timetrial.parallel.engine import Batch
+from timetrial.predict.calibrate_layers import Clock, Samples, Size, Traces, time_layers
+from timetrial.predict.trace import trace_layers
+from timetrial.train.build import InitialValues, empty_model
+from timetrial.train.clock import StepClock
+from timetrial.train.process import keep_freed_memory
+from timetrial.train.step import Step
+
+TIMEOUT_S = 120.0
+WARM = 3
+"""Steps before the first that is timed."""
+TINY = Size(dim=64, ffn_dim=128, heads=4, seq_len=64, mbs=2)
+"""Where kernels take little and the host much."""
+LAYERS = (2, 6)
+"""Two depths: their difference is the blocks', the rest the step's."""
+PLANS = {
+    "zero1": Plan(dp=2, mbs=2, gbs=4, zero=1, precision="fp32"),
+    "zero3": Plan(dp=2, mbs=2, gbs=4, zero=3, precision="fp32"),
+    "tp": Plan(tp=2, mbs=2, gbs=2, precision="fp32"),
+    "cp": Plan(cp=2, mbs=2, gbs=2, precision="fp32"),
+    "pp": Plan(pp=2, mbs=2, gbs=8, precision="fp32"),
+}
+"""Layout (of `systems/eager.py`) -> plan over two ranks."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks are to do."""
+
+    ranks: int
+    sizes: tuple[Size, ...]
+    """Whose layers are timed alone and together."""
+    repeats: int
+    steps: int
+    """Timed tiny steps."""
+    bytes: tuple[int, ...]
+    """Sizes of whole tensors of collectives."""
+    layouts: bool = True
+    """Whether tiny steps are made."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(vars(self) | {"sizes": [vars(size) for size in self.sizes]}), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        sizes = tuple(Size(**size) for size in values["sizes"])
+        return cls(**(values | {"sizes": sizes, "bytes": tuple(values["bytes"])}))
+
+
+def tiny(layout: str, layers: int) -> RunConfig:
+    """The configuration of a tiny step: a plan of PLANS, "one" or "lanes"."""
+    alone = Plan(mbs=4 if layout == "lanes" else 2, gbs=4 if layout == "lanes" else 2, precision="fp32")
+    config = TINY.config(layers, PLANS.get(layout, alone))
+    return replace(config, lanes=2, threads=2) if layout == "lanes" else config
+
+
+def step_s(config: RunConfig, steps: int, clock: Clock = time.perf_counter) -> float:
+    """Median seconds of one optimizer step of `config` on random tokens. Collective."""
+    engine = parallelize.build(config, empty_model(config), InitialValues(config, None))
+    step = Step(engine, adamw.build(engine.parameters_named(), config.optim, fused=True), config.optim.clip_norm)
+    batches, timer, times = batches_of(config), StepClock(), []
+    for i in range(WARM + steps):
+        wait_for_all()
+        begin = clock()
+        step(batches, 1e-3, timer)
+        if i >= WARM:
+            times.append(clock() - begin)
+    return undisturbed(times)
+
+
+def undisturbed(times: list[float]) -> float:
+    """The lower quartile: on a busy machine ranks that wait for each other are slowed down in more than half of all
+    cases, each time by another one; on a quiet machine it is the median but for a few percent."""
+    return sorted(times)[len(times) // 4]
+
+
+def batches_of(config: RunConfig) -> list[Batch]:
+    """The micro batches of one data-parallel rank: random tokens, all of which count."""
+    plan, generator = config.plan, torch.Generator().manual_seed(0)
+    shape = (plan.mbs, config.data.seq_len + 1)
+    drawn = [
+        torch.randint(0, config.model.vocab_size, shape, generator=generator)
+        for _ in range(plan.grad_accumulation_steps)
+    ]
+    return [{"tokens": x[:, :-1].contiguous(), "labels": x[:, 1:].contiguous()} for x in drawn]
+
+
+def wait_for_all() -> None:
+    """Return when all ranks have come here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def measure(job: Job, rank: int, traces: list[Traces]) -> dict[str, Any]:
+    """Everything; the same work on every rank. `traces` are those of the job's sizes."""
+    found: dict[str, Any] = {"idle_bytes": resident_bytes()}
+    found["beside"] = _beside(job, rank, traces)
+    found["collectives"] = _collectives(job, rank)
+    if job.layouts and job.ranks == 2:
+        found["steps"] = {layout: [step_s(tiny(layout, n), job.steps) for n in LAYERS] for layout in PLANS}
+    return found
+
+
+def resident_bytes() -> int:
+    """Most memory that this process has had, bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _beside(job: Job, rank: int, traces: list[Traces]) -> dict[str, float]:
+    """Kind of kernel -> its time with all ranks at work, as a multiple of that of one at work."""
+    alone, together = Samples(), Samples()
+    for size, known in zip(job.sizes, traces, strict=True):
+        for samples, joins in ((alone, rank == 0), (together, True)):
+            wait_for_all()
+            if joins:
+                time_layers(size, job.repeats, samples, traces=known)
+            wait_for_all()
+    if rank != 0:
+        return {}
+    one, all_ = alone.totals(), together.totals()
+    return {kind: max(1.0, all_[kind] / one[kind]) for kind in one}
+
+
+def _collectives(job: Job, rank: int) -> dict[str, list[list[float]]]:
+    """Kind -> rows of bytes of the whole tensor and microseconds."""
+    n, rows = job.ranks, dict[str, list[list[float]]]()
+    for kind, sizes in {kind: job.bytes for kind in CALLS}.items():
+        rows[kind] = []
+        for size in sizes:
+            elements = max(1, size // 4 // n) * n
+            whole, part = torch.ones(elements), torch.ones(elements // n)
+            call = CALLS[kind]
+            times = []
+            repeats = job.repeats * (4 if size < 1 << 20 else 1)
+            for i in range(repeats + 1):
+                wait_for_all()
+                begin = time.perf_counter()
+                call(whole, part, rank, n)
+                if i:
+                    times.append(time.perf_counter() - begin)
+            rows[kind].append([whole.nbytes, undisturbed(times) * 1e6])
+    return rows
+
+
+def _exchange(whole: Tensor, part: Tensor, rank: int, n: int) -> None:
+    received = torch.empty_like(whole)
+    send = dist.P2POp(dist.isend, whole, (rank + 1) % n)
+    receive = dist.P2POp(dist.irecv, received, (rank - 1) % n)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
+
+
+def _send(whole: Tensor, part: Tensor, rank: int, n: int) -> None:
+    """Rank 0 to rank 1; timed on rank 0 until a word comes back."""
+    if rank == 0:
+        dist.send(whole, 1)
+        dist.recv(part[:1], 1)
+    elif rank == 1:
+        dist.recv(whole, 0)
+        dist.send(part[:1], 0)
+
+
+CALLS: dict[str, Callable[[Tensor, Tensor, int, int], object]] = {
+    "all_gather": lambda whole, part, rank, n: dist.all_gather_into_tensor(whole, part),
+    "reduce_scatter": lambda whole, part, rank, n: dist.reduce_scatter_tensor(part, whole),
+    "all_reduce": lambda whole, part, rank, n: dist.all_reduce(whole),
+    "all_to_all": lambda whole, part, rank, n: dist.all_to_all_single(torch.empty_like(whole), whole),
+    "exchange": _exchange,
+    "send": _send,
+}
+"""Kind -> what does one over all ranks: (whole tensor, one rank's part, rank, ranks)."""
+
+
+def main() -> None:
+    """One rank of a job."""
+    path, rank = Path(sys.argv[1]), int(sys.argv[2])
+    job = Job.read(path)
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    traces = [trace_layers(size.config(), "cpu") for size in job.sizes]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{path.parent}/store",
+        rank=rank,
+        world_size=job.ranks,
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
+    )
+    found = measure(job, rank, traces)
+    if rank == 0:
+        path.with_name("found.json").write_text(json.dumps(found), encoding="utf-8")
+    wait_for_all()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
