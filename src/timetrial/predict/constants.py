@@ -3,8 +3,10 @@
 | constant            | of          | meaning                                                                       |
 | ------------------- | ----------- | ----------------------------------------------------------------------------- |
 | speed               | generation  | rate of products and attention in training, as a share of single kernels'      |
-| flops_per_joule     | generation  | what an accelerator sustains for its design power, bf16 FLOP/s per watt         |
+| flops_per_joule     | generation  | what an accelerator without rates of its own sustains for its design power,     |
+|                     |             | bf16 FLOP/s per watt; rates measured on a chip have its power limit in them     |
 | kernels             | stack       | rate of its kernels as a share of the newest                                  |
+| fp4_kernels         | stack       | the same of its products in four bits, which came later                       |
 | launch_s            | stack       | host time of one kernel where no graph removes it, s                           |
 | step_s              | stack       | of a step, outside the model, s                                               |
 | tp_overlap ...      | all         | what hides communication, and what hidden communication costs                 |
@@ -39,18 +41,19 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "speed": Kind(0.5, 1.1, 0.9, 0.10, "generation"),
+    "speed": Kind(0.5, 1.1, 0.85, 0.06, "generation"),
     "flops_per_joule": Kind(0.3e12, 3e12, 1.2e12, 0.4, "generation"),
-    "kernels": Kind(0.6, 1.1, 1.0, 0.10, "stack"),
-    "launch_s": Kind(5e-6, 250e-6, 100e-6, 0.5, "stack"),
-    "step_s": Kind(0.0, 0.1, 0.010, 0.5, "stack"),
-    "tp_overlap": Kind(0.0, 1.0, 0.6, 0.5, "all"),
-    "cp_overlap": Kind(0.0, 1.0, 0.7, 0.5, "all"),
-    "dp_overlap": Kind(0.0, 1.0, 0.7, 0.5, "all"),
-    "contention": Kind(0.0, 0.8, 0.2, 0.7, "all"),
-    "network": Kind(0.4, 1.2, 0.9, 0.2, "all"),
-    "memory": Kind(0.5, 1.1, 0.9, 0.2, "all"),
-    "fp8_attention": Kind(0.8, 1.8, 1.2, 0.2, "all"),
+    "kernels": Kind(0.7, 1.1, 0.97, 0.05, "stack"),
+    "fp4_kernels": Kind(0.6, 1.3, 1.0, 0.08, "stack"),
+    "launch_s": Kind(5e-6, 250e-6, 70e-6, 0.3, "stack"),
+    "step_s": Kind(0.0, 0.1, 0.015, 0.3, "stack"),
+    "tp_overlap": Kind(0.0, 1.0, 0.5, 0.2, "all"),
+    "cp_overlap": Kind(0.0, 1.0, 0.9, 0.1, "all"),
+    "dp_overlap": Kind(0.0, 1.0, 0.9, 0.1, "all"),
+    "contention": Kind(0.0, 0.3, 0.2, 0.15, "all"),
+    "network": Kind(0.4, 1.2, 1.0, 0.1, "all"),
+    "memory": Kind(0.5, 1.1, 0.9, 0.1, "all"),
+    "fp8_attention": Kind(0.8, 1.8, 1.2, 0.1, "all"),
 }
 
 
@@ -74,7 +77,7 @@ class Constants:
 @lru_cache(maxsize=8)
 def load(path: str | None = None) -> Constants:
     """The package's constants, or those of a file that `validate --fit` wrote. Raises UserError on another file."""
-    source = Path(path) if path else resources.files("timetrial.predict") / "constants.json"
+    source = Path(path) if path else resources.files("timetrial.predict") / "data" / "constants.json"
     try:
         content = json.loads(source.read_text(encoding="utf-8"))
         values = {str(name): float(value) for name, value in content["values"].items()}

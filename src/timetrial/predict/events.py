@@ -135,4 +135,5 @@ def loads(text: str) -> LayerTrace:
 
 
 def _op(values: dict[str, Any]) -> Op:
-    return Op(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    return Op(**fields)

@@ -115,13 +115,16 @@ def _bears(name: str, point: Point) -> bool:
     return of in ("", point.generation, point.stack)
 
 
-def left_out(points: Sequence[Point], wanted: Sequence[str], whole: Constants) -> dict[str, Constants]:
+def left_out(
+    points: Sequence[Point], wanted: Sequence[str], whole: Constants, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Constants]:
     """For each system the constants fitted to all other systems' points; `whole`: those fitted to all, to begin at."""
     found = {}
     for system in sorted({p.system for p in points}):
         others = [p for p in points if p.system != system]
         bearing = set(names(others))
         kept = [name for name in wanted if name in bearing]
+        say(f"  without {system}")
         found[system] = fit(others, kept, f"all systems but {system}", rounds=5, first=whole)
     return found
 

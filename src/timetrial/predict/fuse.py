@@ -19,6 +19,8 @@ from timetrial.predict.events import LayerTrace, Op
 
 COPIES = frozenset({"clone", "contiguous", "cat", "stack", "repeat_interleave", "copy", "expand_copy", "zeros_like"})
 """Operators that move values and compute none; `zeros` and `zeros_like` begin a sum that a kernel begins itself."""
+NARROW = 128
+"""Rows, columns or summands below which a product is an adapter's: kernels' smallest tile."""
 BEGINNINGS = frozenset({"zeros", "zeros_like", "empty_like", "scalar_tensor", "full"})
 
 
@@ -128,30 +130,30 @@ def _uncopied(ops: list[Op]) -> list[Op]:
 
 def _merged(ops: list[Op], known: set[int]) -> list[Op]:
     """Products of one input as one, in all roles."""
-    groups: dict[tuple[str, int, str], list[str]] = {}
+    groups: dict[tuple[str, int], list[str]] = {}
     for op in ops:
         if op.kind == "matmul" and op.role == "fprop":
             for i in op.reads:
-                if i not in known:
-                    groups.setdefault((op.phase, i, _parent(op.module)), []).append(op.module)
+                if i not in known and not narrow(op):
+                    groups.setdefault((op.phase, i), []).append(op.module)
     together = {module: modules[0] for modules in groups.values() if len(modules) > 1 for module in modules}
     first: dict[tuple[str, str, str], int] = {}
     last: dict[tuple[str, str, str], int] = {}
     for at, op in enumerate(ops):
-        if op.kind == "matmul" and op.module in together:
+        if _together(op, together):
             key = (op.phase, op.role, together[op.module])
             first.setdefault(key, at)
             last[key] = at
     whole: dict[tuple[str, str, str], Op] = {}
     for op in ops:
-        if op.kind == "matmul" and op.module in together:
+        if _together(op, together):
             key = (op.phase, op.role, together[op.module])
             whole[key] = _join(whole[key], op) if key in whole else op
     sums = {i for key, op in whole.items() if key[1] == "dgrad" for i in op.writes}
     renamed: dict[int, int] = {}
     kept: list[Op] = []
     for at, op in enumerate(ops):
-        if op.kind == "matmul" and op.module in together:
+        if _together(op, together):
             key = (op.phase, op.role, together[op.module])
             if at == (first if op.role == "fprop" else last)[key]:
                 kept.append(whole[key])
@@ -188,5 +190,21 @@ def _join(a: Op, b: Op) -> Op:
     return replace(a, shape=shape, reads=reads, writes=writes)
 
 
-def _parent(module: str) -> str:
-    return module.rpartition(".")[0]
+def narrow(op: Op) -> bool:
+    """Whether a product has a side so short that it gains nothing from low precision: those of adapters."""
+    return op.kind == "matmul" and min(op.shape[1:]) < NARROW
+
+
+def _together(op: Op, together: dict[str, str]) -> bool:
+    return op.kind == "matmul" and op.module in together and not narrow(op)
+
+
+def adapted(ops: Iterable[Op]) -> frozenset[str]:
+    """Modules that are a layer with an adapter: their own operators are the adapter's."""
+    return frozenset(op.module.removesuffix(".base") for op in ops if op.module.endswith(".base"))
+
+
+def of_adapter(op: Op, modules: frozenset[str]) -> bool:
+    """Whether an operator is an adapter's rather than its base layer's."""
+    path = op.module
+    return any(path == m or (path.startswith(m + ".") and not path.startswith(m + ".base")) for m in modules)

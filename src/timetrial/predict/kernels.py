@@ -91,6 +91,7 @@ class _Flow:
         self.kernels: list[Kernel] = []
         self.constant = fuse.constants(trace)
         self.ops = fuse.simplified(trace, self.constant, context == "heads") if stack.fuse else list(trace.ops)
+        self.adapters = fuse.adapted(trace.ops)
         self.low = {at for at, op in enumerate(self.ops) if self._is_low(op)}
         self.readers: dict[int, list[int]] = {}
         for at, op in enumerate(self.ops):
@@ -109,7 +110,7 @@ class _Flow:
         """Whether a product runs in the recipe's format: those of a block's linear layers do, adapters do not."""
         if op.kind != "matmul" or self.recipe.format in ("bf16", "fp32"):
             return False
-        return self.trace.kind == "block" and "lora" not in op.module and op.role in self.recipe.roles
+        return self.trace.kind == "block" and not fuse.narrow(op) and op.role in self.recipe.roles
 
     def _bytes(self, ids: Iterable[int]) -> int:
         return sum(self.trace.tensor_bytes.get(i, 0) for i in ids if i not in self.constant)
@@ -126,9 +127,11 @@ class _Flow:
             if pending and op.phase != pending[-1][1].phase:
                 pending = self._flush(pending, None)
             if op.kind == "elementwise":
-                pending.append((at, op))
-                if not self.stack.fuse:
-                    pending = self._flush(pending, None)
+                if self._alone(op):
+                    pending = self._flush(pending, set(op.reads))
+                    self._region([(at, op)])
+                else:
+                    pending.append((at, op))
             elif op.kind in HEAVY:
                 pending = self._flush(pending, set(op.reads) | set(op.writes))
                 if op.kind == "collective":
@@ -136,6 +139,12 @@ class _Flow:
                 else:
                     self._product(at, op)
         self._flush(pending, None)
+
+    def _alone(self, op: Op) -> bool:
+        """Whether an operator bound by memory is a kernel of its own."""
+        if not self.stack.fuse:
+            return True
+        return not self.stack.fuse_adapters and fuse.of_adapter(op, self.adapters)
 
     def _flush(self, pending: list[tuple[int, Op]], wanted: set[int] | None) -> list[tuple[int, Op]]:
         """Run the waiting operators that make what is `wanted` (all: None), with all that hang together with them."""

@@ -111,15 +111,16 @@ def pricing_of(
             cached[key] = network.collective_s(kind, size, placement.lie(plan, system, axis), system).seconds
         return cached[key]
 
+    rates = Rates.load(system)
     overlaps = set(stack.overlaps)
     if hints.tp_comm_overlap is False:
         overlaps.discard("tp")
     if hints.overlap_grad_reduce is False and hints.overlap_param_gather is False:
         overlaps.discard("dp")
     return Pricing(
-        Rates.load(system),
+        rates,
         stack,
-        fitted(constants, system, stack),
+        fitted(constants, system, stack, "matmul.bf16" in rates.assumed),
         collective_s,
         graphs=GRAPHS.get(hints.cuda_graph, "none") if hints.cuda_graph else stack.graphs,
         overlaps=frozenset(overlaps),
@@ -127,8 +128,8 @@ def pricing_of(
     )
 
 
-def fitted(constants: Constants, system: System, stack: Stack) -> Fitted:
-    """The constants of one system under one stack."""
+def fitted(constants: Constants, system: System, stack: Stack, derived: bool) -> Fitted:
+    """The constants of one system under one stack. `derived`: whether its rates are those of another machine."""
     generation, own = system.accelerator.generation, stack.constants
 
     def value(kind: str, of: str = "") -> float:
@@ -136,9 +137,10 @@ def fitted(constants: Constants, system: System, stack: Stack) -> Fitted:
 
     return Fitted(
         speed=value("speed", generation) * value("kernels", stack.name),
+        fp4_kernels=value("fp4_kernels", stack.name),
         launch_s=value("launch_s", stack.name),
         step_s=value("step_s", stack.name),
-        flops_per_joule=value("flops_per_joule", generation) if system.accelerator.tdp_w else None,
+        flops_per_joule=value("flops_per_joule", generation) if derived else None,
         **{
             name: value(name)
             for name in ("memory", "network", "fp8_attention", "tp_overlap", "cp_overlap", "dp_overlap", "contention")

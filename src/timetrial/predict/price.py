@@ -65,6 +65,8 @@ class Fitted:
     """The same of kernels bound by memory."""
     network: float
     """The same of collectives."""
+    fp4_kernels: float
+    """Rate of products in four bits, as a further share."""
     fp8_attention: float
     """Rate of attention in fp8, as a share of that in bf16."""
     launch_s: float
@@ -164,7 +166,8 @@ class Pricing:
         """What is exposed of each part, and what the host's launches add where it is slower."""
         fit, parts = self.fitted, dict.fromkeys(PARTS, 0.0)
         for fmt, seconds in totals.products.items():
-            parts["matmul"] += _both(seconds / fit.speed, self._powered_s(fmt, totals.work[fmt]))
+            speed = fit.speed * (fit.fp4_kernels if fmt in FOUR_BITS else 1.0)
+            parts["matmul"] += _both(seconds / speed, self._powered_s(fmt, totals.work[fmt]))
         for fmt, seconds in totals.attention.items():
             parts["attention"] += seconds / fit.speed / (fit.fp8_attention if fmt == "fp8" else 1.0)
         for part, seconds in totals.memory.items():
@@ -206,6 +209,7 @@ def _both(a: float, b: float) -> float:
     return float((a**4 + b**4) ** 0.25)
 
 
+FOUR_BITS = ("nvfp4", "mxfp4")
 _SUMS = ("products", "weights", "work", "attention", "memory", "hidden", "bare")
 
 ENERGY = {"fp32": 2.0, "bf16": 1.0, "fp8": 0.55, "fp8_block": 0.55, "mxfp8": 0.55, "nvfp4": 0.33, "mxfp4": 0.33}

@@ -9,7 +9,7 @@ The pipeline is the action table that the trainer executes (`actions.py`), laid 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from timetrial.config import Plan, RunConfig
@@ -17,7 +17,6 @@ from timetrial.parallel.plan import split_layers, stage_rank
 from timetrial.predict import actions, network, placement, schedule
 from timetrial.predict.kernels import Layer
 from timetrial.predict.price import LayerSeconds, Pricing, Seconds, Totals
-from timetrial.predict.quick import quick_s
 from timetrial.systems.system import System
 
 OPTIMIZER_BYTES = 30.0
@@ -98,12 +97,12 @@ def predict_step(
     pricing: Pricing,
     *,
     known: Passes | None = None,
-    quick: bool = False,
+    pipeline_s: Callable[[Plan, schedule.Durations], float] | None = None,
 ) -> Step:
     """Seconds of one optimizer step.
 
-    `known`: `passes` of these layers, for who prices them often. `quick`: a pipeline by formula instead of its table,
-    for searches and fits.
+    `known`: `passes` of these layers, for who prices them often. `pipeline_s`: seconds of a pipeline by formula
+    (`quick.quick_s`) instead of by its table, for searches and fits; there is no timeline then.
     """
     plan, fit = config.plan, pricing.fitted
     m = plan.grad_accumulation_steps
@@ -116,8 +115,8 @@ def predict_step(
     timeline = None
     if plan.pp > 1:
         durations = _durations(config, stages, gathers, scatters, system, pricing)
-        if quick:
-            parts["bubble"] = quick_s(plan, durations) - work[busiest].total
+        if pipeline_s is not None:
+            parts["bubble"] = pipeline_s(plan, durations) - work[busiest].total
         else:
             timeline = schedule.lay(actions.table(plan), durations, trace=False)
             rank = timeline.ranks[busiest]

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from timetrial.config import Plan
 from timetrial.errors import UserError
 from timetrial.predict import cache, predict
+from timetrial.predict.actions import table
 from timetrial.predict.constants import Constants
 from timetrial.predict.fit import Point
 from timetrial.predict.price import Totals
+from timetrial.predict.quick import formula_s
 from timetrial.predict.request import Request, clean, normal, request
+from timetrial.predict.schedule import Durations, lay
 from timetrial.predict.step import Step, passes, predict_step
 from timetrial.systems.stack import Stack
 from timetrial.systems.system import System
@@ -88,14 +92,29 @@ def published(row: Mapping[str, str]) -> Published:
     memory: dict[tuple[str, str, int], float] = {}
     known: dict[str, tuple[Totals, Totals]] = {}
 
+    pipeline = _Pipeline()
+
     def step(constants: Constants) -> Step:
         pricing = predict.pricing_of(wanted, system, stack, constants, memory)
         if not known:
             known.update(passes(layers, pricing))
-        return predict_step(wanted.config, layers, system, pricing, known=known, quick=True)
+        return predict_step(wanted.config, layers, system, pricing, known=known, pipeline_s=pipeline)
 
     source = " ".join(x for x in (wanted.round, cells.get("submitter", ""), wanted.hints.release) if x)
     return Published(wanted, system, stack, seconds, source or wanted.hints.source, step)
+
+
+class _Pipeline:
+    """The formula's seconds, put right by what the table makes of the first durations asked for."""
+
+    def __init__(self) -> None:
+        self.ratio: float | None = None
+
+    def __call__(self, plan: Plan, durations: Durations) -> float:
+        formula = formula_s(plan, durations)
+        if self.ratio is None:
+            self.ratio = lay(table(plan), durations, trace=False).seconds / formula
+        return formula * self.ratio
 
 
 def _seconds(cells: Mapping[str, str], wanted: Request) -> float:

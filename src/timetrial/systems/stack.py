@@ -57,6 +57,8 @@ class Stack:
     """Names by which vendors' tables call it."""
     fuse: bool = True
     """Whether neighbouring operators bound by memory become one kernel."""
+    fuse_adapters: bool = True
+    """Whether that holds for adapters' operators too."""
     fuse_casts: bool = True
     """Whether a cast is part of the kernel that makes the tensor."""
     graphs: str = "none"
