@@ -1,4 +1,4 @@
-"""The commands that predict: predict, search, validate, systems. Parse, call, print; no torch unless a trace is missing."""
+"""The commands that predict: predict, search, validate, systems. No torch unless a trace is missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Gpus = Annotated[int, typer.Option("--gpus", help="Accelerators of the run.", mi
 Precision = Annotated[
     str, typer.Option(help="bf16, fp8, fp8(tensorwise), mxfp8, nvfp4 ...; +fp8attn for attention in fp8.")
 ]
-StackName = Annotated[
-    str | None, typer.Option("--stack", help="Software generation, such as ngc25.04, or a .toml file.")
-]
+StackName = Annotated[str | None, typer.Option("--stack", help="Software generation, as ngc25.04, or a .toml file.")]
 Round = Annotated[str | None, typer.Option("--round", help="Round whose recipe holds; the newest by default.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Any field of the configuration: model.n_layers=62.")]
 Graphs = Annotated[str | None, typer.Option(help="CUDA graphs: none, layer or full; the stack's by default.")]
@@ -47,15 +45,13 @@ def predict(
     sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page there.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev there (.json or .json.gz).")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev (.json, .json.gz).")] = None,
     rows: Annotated[Path | None, typer.Option(help="Predict every row of a table of runs.")] = None,
     out: Annotated[
         str, typer.Option(help="With --rows: where the table with predictions goes; - is standard output.")
     ] = "-",
 ) -> None:
-    """Step time, memory and time to train on a machine that need not exist. Without --plan the best plan is searched."""
+    """Step time, memory, time to train on any machine. Without --plan the best plan is searched."""
     if rows is not None:
         if workload:
             raise UserError("a workload and --rows: give one of them; rows name their own")
@@ -66,18 +62,27 @@ def predict(
     from timetrial.predict import answer
     from timetrial.report import perfetto
     from timetrial.report import prediction as report
+    from timetrial.report.answered import answered
 
     request = answer.request_of(
-        workload, system, gpus, plan=plan or "", precision=precision, round_=round_, sets=sets, graphs=graphs
+        workload,
+        system,
+        gpus,
+        plan=plan or "",
+        precision=precision,
+        round_=round_,
+        sets=sets,
+        graphs=graphs,
+        any_plan=plan is None,
     )
     chosen = answer.named_stack(stack, request)
     if plan is None:
         request = answer.best_request(request, chosen, progress=_progress)
-    answered = answer.answered(request, chosen)
-    print(json.dumps(report.as_json(answered), indent=1) if as_json else report.text(answered))
+    made = answered(request, chosen)
+    print(json.dumps(report.as_json(made), indent=1) if as_json else report.text(made))
     for path, write in ((html, report.write_page), (trace, perfetto.write)):
         if path is not None:
-            print(f"wrote {write(answered, path)}", file=sys.stderr)
+            print(f"wrote {write(made, path)}", file=sys.stderr)
 
 
 def _rows(path: Path, out: str) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from timetrial.config import Plan, RunConfig, override, replace
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
@@ -9,12 +13,20 @@ from timetrial.predict import cache, energy, memory, sure
 from timetrial.predict.converge import TimeToTrain, time_to_train
 from timetrial.predict.energy import Energy
 from timetrial.predict.memory import Memory
-from timetrial.predict.predict import Prediction, predict
+from timetrial.predict.predict import Prediction, predict, stack_of, system_of
 from timetrial.predict.request import PRECISIONS, Hints, Request
 from timetrial.predict.rows import Answer
+from timetrial.systems import stack as stacks
 from timetrial.systems import system as systems
+from timetrial.systems.stack import Stack
 from timetrial.workloads.workload import resolve
 
+if TYPE_CHECKING:
+    from timetrial.predict.search import Found
+
+Progress = Callable[[int, int], None]
+GRAPHS = {"none": "", "layer": "layer", "full": "full_iter"}
+"""--graphs -> what published tables call it."""
 START_S = 30.0
 """From the start of the clock to the first step, s: what published logs show in the median (training_rounds)."""
 
@@ -25,12 +37,18 @@ def request_of(
     gpus: int,
     *,
     plan: str = "",
-    precision: str | None = None,
+    precision: str = "fp8",
     round_: str | None = None,
     sets: list[str] | None = None,
     graphs: str | None = None,
+    any_plan: bool = False,
 ) -> Request:
-    """What the command line asks for. Raises UserError, one line, for what cannot be."""
+    """What the command line asks for. Raises UserError, one line, for what cannot be.
+
+    `any_plan`: the mapping is to be searched; of `plan` only the global batch counts.
+    """
+    if graphs not in (None, *GRAPHS):
+        raise UserError(f"--graphs {graphs}: use {', '.join(GRAPHS)}")
     config: RunConfig = resolve(workload, "official", round_)
     for text in sets or []:
         key, equals, value = text.partition("=")
@@ -38,11 +56,12 @@ def request_of(
             raise UserError(f"--set {text}: needs a value, as in --set model.n_layers=62")
         config = override(config, key, value)
     base = Plan(gbs=config.plan.gbs, precision="bf16", zero=1, order="tp-cp-dp-pp")
-    chosen = parse_plan(plan, base, gpus)
-    name, attention = _precision(precision or "fp8")
+    chosen = parse_plan(plan, base, 1 if any_plan else gpus)
+    name, attention = _precision(precision)
     chosen = replace(chosen, precision="fp32" if name == "fp32" else "bf16")
     config = replace(resolve_at(config, workload, round_, chosen.gbs), plan=chosen)
-    validate(chosen, config, gpus)
+    if not any_plan:
+        validate(chosen, config, gpus)
     found = systems.load(system) if system in systems.names() or system.endswith(".toml") else systems.find(system)
     return Request(
         config=config,
@@ -54,7 +73,9 @@ def request_of(
         attention=attention,
         converges=True,
         model=workload_title(workload),
-        hints=Hints(cuda_graph=graphs or "", recipe="tensorwise" if "tensorwise" in (precision or "") else ""),
+        hints=Hints(
+            cuda_graph=GRAPHS.get(graphs or "", ""), recipe="tensorwise" if "tensorwise" in (precision or "") else ""
+        ),
     )
 
 
@@ -119,6 +140,37 @@ def answer(request: Request) -> Answer:
         ttt_min=time.minutes if time else None,
         status="ok" if verdict.possible else verdict.text,
     )
+
+
+def named_stack(name: str | None, request: Request) -> Stack:
+    """The stack of that name, or the one that the request's round ran on."""
+    return stacks.load(name) if name else predict_stack(request)
+
+
+def predict_stack(request: Request) -> Stack:
+    """The stack that a request's round ran on."""
+    return stack_of(request, system_of(request))
+
+
+def found(request: Request, stack: Stack, progress: Progress | None = None) -> Found:
+    """Every plan for the request's workload, batch and accelerators, ranked."""
+    from timetrial.predict.search import search
+
+    return search(request, stack=stack, progress=progress)
+
+
+def best_request(request: Request, stack: Stack, progress: Progress | None = None) -> Request:
+    """The request with the fastest plan that fits. Raises UserError where none does, with the nearest miss."""
+    result = found(request, stack, progress)
+    if result.best is None:
+        near = f"; nearest: {result.tightest.name}, {result.tightest.verdict.text}" if result.tightest else ""
+        refused = f"; {result.refused[0].example}" if result.refused and not near else ""
+        raise UserError(
+            f"no plan of {request.config.workload} fits {request.accelerators} of {result.system}{near}{refused}; "
+            f"use more accelerators, another --precision or another gbs in --plan"
+        )
+    config = replace(request.config, plan=replace(result.best.plan, precision=request.plan.precision))
+    return dataclasses.replace(request, config=config)
 
 
 def interval_of(prediction: Prediction) -> sure.Interval:

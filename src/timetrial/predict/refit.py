@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from timetrial.errors import UserError
 from timetrial.predict import fit, sure, validate
 from timetrial.predict.constants import Constants
+from timetrial.predict.constants import load as load_constants
 from timetrial.predict.sure import Validated
 from timetrial.predict.validate import Published
 
@@ -75,6 +77,29 @@ def record(one: Published, without_s: float, fitted_s: float) -> Validated:
         error=without_s / one.seconds - 1,
         fitted_error=fitted_s / one.seconds - 1,
     )
+
+
+def checked(runs: Sequence[Published]) -> list[Validated]:
+    """Each run's error under the package's constants, which were fitted to what the package has, not to these."""
+    constants = load_constants()
+    seconds = [one.step(constants).seconds for one in runs]
+    return [record(one, found, found) for one, found in zip(runs, seconds, strict=True)]
+
+
+def as_json(runs: Sequence[Validated]) -> dict[str, Any]:
+    """Errors by group and by run."""
+    groups = {
+        name: {
+            label: fit.summary([v.error for v in runs if key(v) == label]) for label in sorted({key(v) for v in runs})
+        }
+        for name, key in GROUPS.items()
+    }
+    return {
+        "all": fit.summary([v.error for v in runs]),
+        "one_a_configuration": fit.summary([v.error for v in distinct(runs)]),
+        "by": groups,
+        "runs": [dataclasses.asdict(v) for v in runs],
+    }
 
 
 def write(directory: str | Path, constants: Constants, runs: Sequence[Validated]) -> list[Path]:
@@ -160,8 +185,3 @@ def _size(accelerators: int) -> str:
 def _order(label: str) -> tuple[int, str]:
     words = label.split()
     return (int(words[-1]) if words[-1].isdigit() and len(words) > 1 else 0, label)
-
-
-def spread(runs: Sequence[Validated]) -> float:
-    """Median size of the errors without a run's system."""
-    return statistics.median(abs(v.error) for v in runs)

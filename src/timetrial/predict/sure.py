@@ -127,4 +127,4 @@ def _quantile(values: list[float], share: float) -> float:
 
 def _row(row: dict[str, str]) -> Validated:
     numbers = {"accelerators": int, "published_s": float, "error": float, "fitted_error": float}
-    return Validated(**{name: numbers.get(name, str)(row[name]) for name in COLUMNS})  # type: ignore[arg-type]
+    return Validated(**{name: numbers.get(name, str)(row[name]) for name in COLUMNS})
