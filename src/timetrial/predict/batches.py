@@ -1,8 +1,8 @@
-"""Traces at larger micro batches from those at one and two samples.
+"""Traces at other micro batches from those at two and four samples.
 
 Every count in a trace (rows of a product, samples of attention, bytes of a tensor or a collective) is a part that
 does not depend on the micro batch and one that is proportional to it. So two traces say all others, as long as they
-ask for the same operators; a loss in chunks of tokens does not.
+ask for the same operators. One sample does not, for there some copies are views; a loss in chunks of tokens neither.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from timetrial.predict.events import LayerTrace, Op
 
 
 def traced(config: RunConfig, traces: Callable[[RunConfig], dict[str, LayerTrace]]) -> dict[str, LayerTrace]:
-    """`traces(config)`, for three samples and more from those of one and two. Raises what `traces` does."""
+    """`traces(config)`, for more than two samples from those of two and four. Raises what `traces` does."""
     mbs = config.plan.mbs
-    if mbs < 3 or chunked(config.plan):
+    if mbs in (1, 2, 4) or chunked(config.plan):
         return traces(config)
-    one, two = (traces(replace(config, plan=replace(config.plan, mbs=n))) for n in (1, 2))
-    return extended(one, two, mbs) or traces(config)
+    two, four = (traces(replace(config, plan=replace(config.plan, mbs=n))) for n in (2, 4))
+    return extended(two, four, mbs) or traces(config)
 
 
 def chunked(plan: Plan) -> bool:
@@ -27,31 +27,34 @@ def chunked(plan: Plan) -> bool:
     return plan.tp == 1 and plan.pp == 1
 
 
-def extended(one: Mapping[str, LayerTrace], two: Mapping[str, LayerTrace], mbs: int) -> dict[str, LayerTrace] | None:
-    """Traces at `mbs` samples from those at one and two; None where these are not alike."""
-    made = {kind: _extended(trace, two[kind], mbs) for kind, trace in one.items() if kind in two}
-    if len(made) != len(two) or len(made) != len(one):
-        return None
-    return {kind: trace for kind, trace in made.items() if trace is not None} if all(made.values()) else None
+def extended(two: Mapping[str, LayerTrace], four: Mapping[str, LayerTrace], mbs: int) -> dict[str, LayerTrace] | None:
+    """Traces at `mbs` samples from those at two and four; None where these are not alike."""
+    made: dict[str, LayerTrace] = {}
+    for kind in two:
+        trace = _extended(two[kind], four[kind], mbs) if kind in four else None
+        if trace is None:
+            return None
+        made[kind] = trace
+    return made if two.keys() == four.keys() else None
 
 
-def _extended(one: LayerTrace, two: LayerTrace, mbs: int) -> LayerTrace | None:
+def _extended(two: LayerTrace, four: LayerTrace, mbs: int) -> LayerTrace | None:
     def at(a: int, b: int) -> int:
-        return a + (b - a) * (mbs - 1)
+        return a + (b - a) * (mbs - 2) // 2
 
     alike = (
-        len(one.ops) == len(two.ops)
-        and one.tensor_bytes.keys() == two.tensor_bytes.keys()
-        and (one.weights, one.inputs, one.outputs, one.saved) == (two.weights, two.inputs, two.outputs, two.saved)
-        and all(map(_alike, one.ops, two.ops))
+        len(two.ops) == len(four.ops)
+        and two.tensor_bytes.keys() == four.tensor_bytes.keys()
+        and (two.weights, two.inputs, two.outputs, two.saved) == (four.weights, four.inputs, four.outputs, four.saved)
+        and all(map(_alike, two.ops, four.ops))
     )
     if not alike:
         return None
     ops = tuple(
         replace(a, shape=tuple(map(at, a.shape, b.shape)), bytes=at(a.bytes, b.bytes))
-        for a, b in zip(one.ops, two.ops, strict=True)
+        for a, b in zip(two.ops, four.ops, strict=True)
     )
-    return replace(one, ops=ops, tensor_bytes={i: at(n, two.tensor_bytes[i]) for i, n in one.tensor_bytes.items()})
+    return replace(two, ops=ops, tensor_bytes={i: at(n, four.tensor_bytes[i]) for i, n in two.tensor_bytes.items()})
 
 
 def _alike(a: Op, b: Op) -> bool:

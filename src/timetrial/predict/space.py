@@ -32,8 +32,8 @@ class Space:
     pp: tuple[int, ...] = ()
     """Open: those that divide the accelerators, up to a stage for each layer, embedding and loss."""
     vp: tuple[int, ...] = ()
-    """Open: those up to `most_vp` that split layers, embedding and loss evenly; where none does, all that leave no stage
-    empty."""
+    """Open: those up to `most_vp` that split layers, embedding and loss evenly; where none does, all that leave no
+    stage empty."""
     ep: tuple[int, ...] = ()
     """Open: those that divide the model's experts; 1 where it has none."""
     mbs: tuple[int, ...] = ()
