@@ -12,6 +12,7 @@ from timetrial.predict.constants import Constants
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.events import LayerTrace
 from timetrial.predict.kernels import Layer, compile_layer
+from timetrial.predict.local import predict_local
 from timetrial.predict.price import Fitted, Pricing
 from timetrial.predict.request import Request
 from timetrial.predict.step import Step, predict_step
@@ -49,7 +50,8 @@ class Prediction:
 def system_of(request: Request) -> System:
     """The system that a request names."""
     name = request.system
-    return systems.load(name) if name in systems.names() or name.endswith(".toml") else systems.find(name)
+    known = (systems.LOCAL, *systems.names())
+    return systems.load(name) if name in known or name.endswith(".toml") else systems.find(name)
 
 
 def stack_of(request: Request, system: System) -> Stack:
@@ -73,6 +75,9 @@ def predict(
     """Predict one request. Raises UserError where the system, stack or mapping cannot be."""
     system = system_of(request)
     stack = stack or stack_of(request, system)
+    if system.accelerator.generation == "cpu":  # the engine's own eager code, operator by operator
+        stack.recipe(request.recipe)
+        return Prediction(request, system, stack, *predict_local(request.config, system))
     layers = compiled(request, stack, traces(request.config))
     pricing = pricing_of(request, system, stack, constants or load_constants())
     return Prediction(request, system, stack, predict_step(request.config, layers, system, pricing), layers)
