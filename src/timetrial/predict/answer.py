@@ -12,6 +12,7 @@ from timetrial.parallel.plan import parse_plan, validate
 from timetrial.predict import cache, energy, memory, sure
 from timetrial.predict.converge import TimeToTrain, time_to_train
 from timetrial.predict.energy import Energy
+from timetrial.predict.local import local_memory
 from timetrial.predict.memory import Memory
 from timetrial.predict.predict import Prediction, predict, stack_of, system_of
 from timetrial.predict.request import PRECISIONS, Hints, Request
@@ -62,7 +63,8 @@ def request_of(
     config = replace(resolve_at(config, workload, round_, chosen.gbs), plan=chosen)
     if not any_plan:
         validate(chosen, config, gpus)
-    found = systems.load(system) if system in systems.names() or system.endswith(".toml") else systems.find(system)
+    known = (systems.LOCAL, *systems.names())
+    found = systems.load(system) if system in known or system.endswith(".toml") else systems.find(system)
     return Request(
         config=config,
         round=config.round,
@@ -104,6 +106,8 @@ def _precision(text: str) -> tuple[str, str]:
 def memory_of(prediction: Prediction) -> Memory:
     """Bytes of each pipeline rank at its peak."""
     q, stack = prediction.request, prediction.stack
+    if prediction.system.accelerator.generation == "cpu":
+        return local_memory(q.config, prediction.system)
     layers = memory.measure(cache.layers(q.config), stack.fuse)
     policy = memory.policy(stack, stack.recipe({"tf32": "fp32"}.get(q.recipe, q.recipe)), q.attention)
     return memory.memory(q.plan, q.config.model.n_layers, layers, policy)
