@@ -253,23 +253,28 @@ def _settle_hosts(
 ) -> None:
     """Host costs from tiny steps: what they take beyond the prediction of their kernels.
 
-    The prediction is linear in the cost of an operator and of a step, and two depths give both.
+    The prediction is linear in the cost of an operator and of a step, and two depths give both. Steps of ranks were
+    timed without waiting, so that their predictions here have neither messages nor bubbles.
     """
     say("host costs")
     steps: Mapping[str, list[float]] = content.pop("steps")
     content["notes"]["tiny_steps_us"] = {layout: [round(s * 1e6) for s in both] for layout, both in steps.items()}
+    still = {
+        kind: {n: [[size, 1e-6] for size, _ in rows] for n, rows in by_ranks.items()}
+        for kind, by_ranks in content["collectives"].items()
+    }
+
+    def predicted_s(layout: str, layers: int, operator_us: float) -> float:
+        host = {"one": [operator_us, 0.0]}
+        path = written.write(scratch, content | {"collectives": still, "host": host}, cores)
+        step, _ = predict_local(ranks.tiny(layout, layers), systems.load(path), trace_layers)
+        return step.seconds - step.parts.get("bubble", 0.0) - step.parts.get("pp", 0.0)
+
     for layout, measured in steps.items():
-        bare, slope = [], []
-        for layers in ranks.LAYERS:
-            found = []
-            for operator_us in (0.0, 10.0):
-                hosts = {"one": [operator_us, 0.0]}
-                system = systems.load(written.write(scratch, content | {"host": hosts}, cores))
-                step, _ = predict_local(ranks.tiny(layout, layers), system, trace_layers)
-                found.append(step.seconds)
-            bare.append(found[0])
-            slope.append((found[1] - found[0]) / 10.0)
-        residual = [m - p for m, p in zip(measured, bare, strict=True)]
-        operator_us = max(0.0, (residual[1] - residual[0]) / (slope[1] - slope[0]))
-        step_us = max(0.0, statistics.mean(r - s * operator_us for r, s in zip(residual, slope, strict=True)) * 1e6)
+        bare = [predicted_s(layout, n, 0.0) for n in ranks.LAYERS]
+        # seconds for each microsecond that an operator costs
+        slope = [(predicted_s(layout, n, 10.0) - p) / 10.0 for n, p in zip(ranks.LAYERS, bare, strict=True)]
+        rest = [m - p for m, p in zip(measured, bare, strict=True)]
+        operator_us = max(0.0, (rest[1] - rest[0]) / (slope[1] - slope[0]))
+        step_us = max(0.0, statistics.mean(r - s * operator_us for r, s in zip(rest, slope, strict=True)) * 1e6)
         content["host"][layout] = [round(operator_us, 3), round(step_us, 1)]
