@@ -28,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(search)
     app.command()(validate)
     app.command("systems")(list_systems)
+    app.command()(calibrate)
 
 
 def predict(
@@ -169,3 +170,12 @@ def list_systems(
 def _progress(done: int, total: int, text: str = "") -> None:
     if sys.stderr.isatty():
         print(f"\r{done:,} of {total:,} {text}\x1b[K", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def calibrate(
+    out: Annotated[Path | None, typer.Option(help="Directory for the system file; by default that of `local`.")] = None,
+) -> None:
+    """Measure this machine, in under two minutes: what `predict --system local` then predicts for."""
+    from timetrial.predict.calibrate import calibrate as measure
+
+    print(measure(out))
