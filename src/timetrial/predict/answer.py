@@ -173,7 +173,8 @@ def best_request(request: Request, stack: Stack, progress: Progress | None = Non
             f"no plan of {request.config.workload} fits {request.accelerators} of {result.system}{near}{refused}; "
             f"use more accelerators, another --precision or another gbs in --plan"
         )
-    config = replace(request.config, plan=replace(result.best.plan, precision=request.plan.precision))
+    whole = next((row for row in result.ranked if row.verdict.over == 0), result.best)  # nothing to be offloaded
+    config = replace(request.config, plan=replace(whole.plan, precision=request.plan.precision))
     return dataclasses.replace(request, config=config)
 
 

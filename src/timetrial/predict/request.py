@@ -69,6 +69,8 @@ ALIASES = {
     "submitter": ("submitter",),
     "system_id": ("system_id",),
     "config_file": ("config_file",),
+    "tokens_rate": ("tok_s_gpu", "tokens_per_s_per_gpu", "tokens_per_s_per_accel"),
+    "tflops_rate": ("tflops_gpu", "model_tflops_per_gpu"),
 }  # fmt: skip
 """What is read -> column names that tell it, the first one that is there and not blank counts."""
 
@@ -172,6 +174,9 @@ def request(row: Mapping[str, str]) -> Request:
         raise UserError("the row is empty")
     assumed: list[str] = []
     about = subject(cells.text("benchmark"), cells.text("model"), cells.text("task"), cells.text("round"), assumed)
+    if about.lora is None and _adapters_by_rates(cells, about):
+        about = subject(cells.text("benchmark"), cells.text("model"), "lora", cells.text("round"), assumed)
+        assumed.append("adapters, for the row's own rates are those of four FLOP a parameter and token, not six")
     system = cells.text("system")
     if not system:
         raise UserError("no accelerator: fill the column accelerator (or system)")
@@ -212,6 +217,19 @@ def request(row: Mapping[str, str]) -> Request:
     )
 
 
+def _adapters_by_rates(cells: Cells, about: Subject) -> bool:
+    """Whether the measured rates of a row say that only adapters were trained, whatever its labels say."""
+    tokens, tflops = cells.rate("tokens_rate"), cells.rate("tflops_rate")
+    if not tokens or not tflops or about.config.lora is not None:
+        return False
+    config = about.at(about.config.plan.gbs)
+    length = cells.count("seq_len") or config.data.seq_len
+    whole = config.model.flops_per_sample(length) / length
+    adapters = config.model.flops_per_sample(length, frozen=True) / length
+    told = tflops * 1e12 / tokens
+    return bool(abs(told / adapters - 1) < 0.08 < abs(told / whole - 1))
+
+
 class Cells:
     """The cells of a row by what they tell."""
 
@@ -242,6 +260,14 @@ class Cells:
         if value < 1:
             raise UserError(f"{self.names[key]}={text[:40]}: must be a whole number above 0")
         return value
+
+    def rate(self, key: str) -> float | None:
+        """A number above 0, None where there is none: measured figures are never asked for."""
+        try:
+            value = float(self.values[key].replace(",", ""))
+        except ValueError:
+            return None
+        return value if value > 0 else None
 
     def flag(self, key: str) -> bool | None:
         """True or false, None where missing. Raises UserError for anything else."""

@@ -146,10 +146,11 @@ def _data_parallel(
     def seconds(kind: str, elements: int, size: float) -> float:
         return network.collective_s(kind, int(elements * size), lies, system).seconds / pricing.fitted.network
 
-    sizes = {s.trained for s in stages}
-    gather = {n: seconds("all_gather", n, stack.parameter_bytes) for n in sizes}
-    scatter = {n: seconds("reduce_scatter", n, stack.gradient_bytes) for n in sizes}
-    return [gather[s.trained] for s in stages], [scatter[s.trained] for s in stages]
+    # sharded parameters are gathered whether they are trained or not; others only after they have changed
+    gathered = [s.weights if plan.zero_stage == 3 else s.trained for s in stages]
+    gather = {n: seconds("all_gather", n, stack.parameter_bytes) for n in set(gathered)}
+    scatter = {n: seconds("reduce_scatter", n, stack.gradient_bytes) for n in {s.trained for s in stages}}
+    return [gather[n] for n in gathered], [scatter[s.trained] for s in stages]
 
 
 def _durations(

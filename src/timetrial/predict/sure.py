@@ -20,7 +20,7 @@ from timetrial.systems.system import System
 
 NEAREST = 12
 """Validated runs that make an interval."""
-FAR = 2.5
+FAR = 2.0
 """Distance from which on a prediction counts as outside of what was validated."""
 DEFAULT = 0.25
 """Half width where nothing was validated."""
