@@ -157,8 +157,8 @@ def explain(found: Found, rows: int = 10) -> str:
                 f"{number:2}  {row.seconds:9.4f} s  {row.name}{_precision(row, base)}",
                 f"    {_against(row, best)}",
             ]
-    if found.near:
-        lines += ["", "faster, or as near, if there were more memory:"]
+    if found.near or found.tightest:
+        lines += ["", "with more memory, the fastest and the nearest:"]
         shown = [*found.near[:3], *([found.tightest] if found.tightest else [])]
         told = (f"    {row.seconds:9.4f} s  {row.name}: {_lack(row, found.memory_bytes)}" for row in shown)
         lines += dict.fromkeys(told)
