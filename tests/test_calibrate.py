@@ -103,7 +103,7 @@ def test_a_place_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_each_kernel_of_a_layer_gets_the_time_between_two_ticks() -> None:
     ticks = count()
     samples = Samples()
-    time_layers(SMALL, 1, samples, clock=lambda: float(next(ticks)))
+    time_layers(SMALL, 1, samples, clock=lambda: float(next(ticks)), depth=1)
     traces = trace_layers(SMALL.config(), "cpu")
     products = sum(op.kind == "matmul" for trace in traces.values() for op in trace.ops)
     assert samples.totals()["matmul"] == products

@@ -115,7 +115,7 @@ FULL = Effort(
     optimizer=(30_000, 300_000, 3_000_000, 30_000_000),
     collectives=(64, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
     beside=(Size(128, 448, 4, 256, 4), Size(512, 1792, 8, 256, 2)),
-    repeats=5,
+    repeats=2,
     steps=15,
 )
 """About a minute on two cores."""
@@ -182,15 +182,15 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
         say(f"layers of {size.dim} x {size.mbs * size.seq_len} tokens")
         time_layers(size, effort.repeats, samples, clock)
     say(f"{len(effort.products)} products")
-    time_products(list(effort.products), max(1, effort.repeats - 2), samples, clock)
+    time_products(list(effort.products), effort.repeats + 1, samples, clock)
     say("attention")
-    time_attention(list(effort.attention), max(1, effort.repeats - 2), samples, ring, clock)
+    time_attention(list(effort.attention), effort.repeats + 1, samples, ring, clock)
     say("memory, optimizer")
-    memory = time_memory(list(effort.memory), effort.repeats, clock)
-    optimizer = time_optimizer(list(effort.optimizer), effort.repeats, clock)
+    memory = time_memory(list(effort.memory), effort.repeats + 3, clock)
+    optimizer = time_optimizer(list(effort.optimizer), effort.repeats + 3, clock)
     content = written.points(samples, ring, memory, optimizer)
     content["idle_bytes"] = [idle := _idle_bytes(), idle]
-    content["steps"] = {layout: _steps(layout, effort, clock) for layout in ("one", "lanes")[: min(cores, 2)]}
+    content["steps"] = {layout: _steps(layout, effort, clock) for layout in ranks.ALONE[: 3 + (cores > 1)]}
     if cores < 2 or not effort.ranks:
         return content
     for count in (2, 4):

@@ -1,11 +1,12 @@
 """Time the operators of real layers one by one: what eager code costs here, caches and strides as in training.
 
-The layers are those that a trace runs (`trace.py`), on memory. A mode below autograd takes the time of each call;
-the trace of the same layer says which of the calls are kernels, of what shape and how many bytes.
+A small model runs forward and backward. A mode below autograd takes the time of each call; the traces of its layers
+(`trace.py`) say which of the calls are kernels, of what shape and how many bytes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -18,17 +19,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timetrial.config import Data, Evaluation, Lora, Optim, Plan, RunConfig, replace
+from timetrial.config import Data, Evaluation, Lora, Optim, Plan, RunConfig
 from timetrial.models.llama.config import LlamaConfig
+from timetrial.parallel import parallelize
+from timetrial.parallel.head import model_loss_sum
+from timetrial.parallel.initial import fill
 from timetrial.predict.events import LayerTrace, Op
-from timetrial.predict.trace import _Layers, trace_layers
+from timetrial.predict.trace import trace_layers
 from timetrial.predict.trace_record import ATTENTION, MATMUL
+from timetrial.train.build import InitialValues, empty_model
 
 Clock = Callable[[], float]
 """Seconds since some moment. `time.thread_time` counts those in which this thread computes: it does not see that
 others take the core for a while, as they do on a busy machine, and all that is timed here runs on one thread."""
 Traces = dict[str, LayerTrace]
 VOCABULARY = 2048
+DEPTH = 3
+"""Blocks of a timed model: what a block has written has left the caches when its backward pass begins, as in runs."""
+CACHE_BYTES = 64 << 20
+"""More than the caches of a processor hold."""
+MOST_SETS = 8
 
 
 @dataclass(frozen=True)
@@ -95,53 +105,57 @@ class Samples:
 
 
 def time_layers(
-    size: Size, repeats: int, into: Samples, clock: Clock = time.thread_time, traces: Traces | None = None
+    size: Size,
+    repeats: int,
+    into: Samples,
+    clock: Clock = time.thread_time,
+    traces: Traces | None = None,
+    depth: int = DEPTH,
 ) -> None:
-    """The median time of each kernel of each kind of layer, after one round to warm up.
+    """The median time of each kernel of a model of `depth` blocks, forward and backward, after one round to warm up.
 
     `traces` of the size are made where they are not given; that cannot be done within a process group.
     """
-    config = size.config()
+    config = size.config(depth)
     traces = traces or trace_layers(config, "cpu")
-    for trace, run in layers_of(config, traces):
-        rounds = []
-        for _ in range(repeats + 1):
-            with _Timed(clock) as timed:
-                run()
-            rounds.append(list(_matched(trace, timed.calls)))
-        for at, op in enumerate(trace.ops):
-            into.add(op, trace, statistics.median(times[at] for times in rounds[1:]))
+    order = list(_in_order(traces, depth))
+    run = _model_run(config)
+    rounds = []
+    for _ in range(repeats + 1):
+        with _Timed(clock) as timed:
+            run()
+        rounds.append(_matched([op for _, op in order], timed.calls))
+    for at, (trace, op) in enumerate(order):
+        into.add(op, trace, statistics.median(times[at] for times in rounds[1:]))
 
 
-def layers_of(config: RunConfig, traces: dict[str, LayerTrace]) -> Iterator[tuple[LayerTrace, Callable[[], None]]]:
-    """Each layer's trace and what runs it forward and backward, on memory with random values."""
-    layers = _Layers(replace(config, model=replace(config.model, n_layers=1)), False, "cpu", None)
-    layers.model.to_empty(device="cpu")
+def _in_order(traces: Traces, depth: int) -> Iterator[tuple[LayerTrace, Op]]:
+    """The operators of a whole model, as they are called."""
+    layers = ["embed", *["block"] * depth, "head"]
+    for kind in layers:
+        yield from ((traces[kind], op) for op in traces[kind].only("forward"))
+    for kind in reversed(layers):
+        yield from ((traces[kind], op) for op in traces[kind].only("recompute", "backward"))
+
+
+def _model_run(config: RunConfig) -> Callable[[], None]:
+    """What runs the model of `config` forward and backward on one micro batch of random tokens."""
+    model = empty_model(config)
+    parallelize.choose(model, config.plan, "cpu")
+    fill(model, InitialValues(config, None), "cpu")
+    model.train()
+    # a frozen embedding's output needs no gradient, but the input of a block in the middle does
+    model.get_submodule("embed").register_forward_hook(lambda module, given, made: made.requires_grad_())
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in layers.model.parameters():
-            nn.init.normal_(parameter, 0.0, 0.02, generator=generator)
-    for job in layers._jobs():
-        with torch.no_grad():
-            for x in (*job.inputs, *job.tables):
-                _fill(x, generator)
+    shape = (config.plan.mbs, config.data.seq_len)
+    tokens, labels = (torch.randint(0, config.model.vocab_size, shape, generator=generator) for _ in range(2))
 
-        def run(job: Any = job) -> None:
-            y = job.run(job.x)
-            if y.requires_grad:
-                torch.autograd.backward(y, torch.ones_like(y))
-            job.x.grad = None
-            for parameter in layers.model.parameters():
-                parameter.grad = None
+    def run() -> None:
+        torch.autograd.backward(model_loss_sum(model, tokens, labels))
+        for parameter in model.parameters():
+            parameter.grad = None
 
-        yield traces[job.kind], run
-
-
-def _fill(x: Tensor, generator: torch.Generator) -> None:
-    if x.is_floating_point():
-        x.normal_(generator=generator)
-    else:
-        x.random_(0, VOCABULARY, generator=generator)
+    return run
 
 
 class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -159,16 +173,17 @@ class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _matched(trace: LayerTrace, calls: list[tuple[str, float]]) -> Iterator[float]:
-    """The time of each operator of `trace`; calls between them are views and allocations, which it leaves out."""
-    rest = iter(calls)
-    for op in trace.ops:
+def _matched(ops: list[Op], calls: list[tuple[str, float]]) -> list[float]:
+    """The time of each operator; calls between them are views and allocations, which traces leave out."""
+    rest, found = iter(calls), []
+    for op in ops:
         for name, seconds in rest:
             if _title(name) == op.name:
-                yield seconds
+                found.append(seconds)
                 break
         else:
-            raise RuntimeError(f"{trace.kind}: the run has no {op.name} where its trace has one")
+            raise RuntimeError(f"the run has no {op.name} in {op.module or 'the layer'} where its trace has one")
+    return found
 
 
 def _title(name: str) -> str:
@@ -182,11 +197,17 @@ def _title(name: str) -> str:
 
 
 def time_products(shapes: list[tuple[int, int, int]], repeats: int, into: Samples, clock: Clock) -> None:
-    """Products (m, k) x (k, n) of float32 on their own."""
+    """Products (m, k) x (k, n) of float32 on their own, of operands that have left the caches since they were used."""
     for m, n, k in shapes:
-        a, b = torch.randn(m, k), torch.randn(k, n)
-        out = torch.empty(m, n)
-        into.matmul.setdefault((m, n, k), []).append(_median(partial(torch.mm, a, b, out=out), repeats, clock))
+        sets = max(1, min(MOST_SETS, CACHE_BYTES // (4 * (m * k + k * n + m * n))))
+        operands = [(torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)) for _ in range(sets)]
+        turn = itertools.cycle(operands)
+
+        def product(turn: Iterator[tuple[Tensor, Tensor, Tensor]] = turn) -> None:
+            a, b, out = next(turn)
+            torch.mm(a, b, out=out)
+
+        into.matmul.setdefault((m, n, k), []).append(_median(product, repeats, clock))
 
 
 def time_attention(

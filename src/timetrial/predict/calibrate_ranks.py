@@ -73,9 +73,15 @@ class Job:
         return cls(**(values | {"sizes": sizes, "bytes": tuple(values["bytes"])}))
 
 
+ALONE = ("one", "selective", "full", "lanes")
+"""Layouts of one rank; the last one takes two cores."""
+
+
 def tiny(layout: str, layers: int) -> RunConfig:
-    """The configuration of a tiny step: a plan of PLANS, "one" or "lanes"."""
-    alone = Plan(mbs=4 if layout == "lanes" else 2, gbs=4 if layout == "lanes" else 2, precision="fp32")
+    """The configuration of a tiny step: of PLANS or ALONE."""
+    samples = 4 if layout == "lanes" else 2
+    recompute = layout if layout in ("selective", "full") else "none"
+    alone = Plan(mbs=samples, gbs=samples, precision="fp32", recompute=recompute)
     config = TINY.config(layers, PLANS.get(layout, alone))
     return replace(config, lanes=2, threads=2) if layout == "lanes" else config
 
@@ -166,7 +172,7 @@ def _collectives(job: Job, rank: int) -> dict[str, list[list[float]]]:
             whole, part = torch.ones(elements), torch.ones(elements // n)
             call = CALLS[kind]
             times = []
-            repeats = job.repeats * (4 if size < 1 << 21 else 2)
+            repeats = job.repeats * (10 if size < 1 << 21 else 4)
             for i in range(repeats + 1):
                 wait_for_all()
                 begin = time.perf_counter()

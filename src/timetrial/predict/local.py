@@ -122,6 +122,7 @@ class _Local:
         one, plan = self.eager.host("one"), self.config.plan
         used = [axis for axis in ("tp", "cp", "pp") if getattr(plan, axis) > 1]
         used += [f"zero{3 if plan.zero_stage == 3 else 1}"] * (plan.dp > 1) + ["lanes"] * (self.lanes > 1)
+        used += [plan.recompute] * (plan.recompute != "none")
         costs = [self.eager.host(layout) for layout in used]
         return HostCost(
             one.operator_s + sum(max(0.0, cost.operator_s - one.operator_s) for cost in costs),

@@ -18,8 +18,8 @@ from timetrial.errors import UserError
 from timetrial.systems.curves import Line
 
 KINDS = ("matmul", "attention", "elementwise")
-LAYOUTS = ("one", "lanes", "zero1", "zero3", "tp", "cp", "pp")
-"""Ways of running whose host cost is measured: one rank, one in lanes, two ranks over one axis."""
+LAYOUTS = ("one", "selective", "full", "lanes", "zero1", "zero3", "tp", "cp", "pp")
+"""Ways of running whose host cost is measured: one rank, one that recomputes, one in lanes, two ranks over an axis."""
 LARGEST = 100.0
 """A factor above this is a mistake."""
 
