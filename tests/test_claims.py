@@ -61,9 +61,9 @@ def test_scaling_loses_and_the_split_adds_up(made: dict[str, Claim]) -> None:
 def test_data_parallel_last_keeps_the_pipeline_in_the_domain(made: dict[str, Claim]) -> None:
     c = made["order"].compared[0]
     assert c.after.prediction.request.plan.order == "tp-cp-pp-dp"
-    assert "pipeline neighbours inside one domain" in claims_list.lies(c.after)
-    assert "pipeline neighbours 1 of 2 ranks" in claims_list.lies(c.before)
-    assert "gradients inside one domain" in claims_list.lies(c.before)
+    assert "pipeline neighbours inside one domain" in claims_run.lies(c.after)
+    assert "pipeline neighbours 1 of 2 ranks" in claims_run.lies(c.before)
+    assert "gradients inside one domain" in claims_run.lies(c.before)
 
 
 def test_graphs_count_where_kernels_are_short(made: dict[str, Claim]) -> None:

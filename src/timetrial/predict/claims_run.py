@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from timetrial.predict import answer, cache, refit, sure
+from timetrial.predict import answer, cache, placement, refit, sure
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.converge import TimeToTrain
 from timetrial.predict.predict import Prediction, compiled, pricing_of, stack_of, system_of
@@ -24,6 +24,8 @@ Cells = Mapping[str, str]
 FOUR_OF_FIVE = 0.8
 PAIRS = 10
 """Pairs of validated runs that a range of ratios needs."""
+GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "edge": "pipeline neighbours", "dp-cp": "gradients"}
+"""Group of `placement.lie` -> words."""
 ONLY_OF_THE_RUN = ("step_time_s", "tok_s_gpu", "tflops_gpu", "ttt_min", "samples_to_converge", "DP")
 """Columns that hold for the published run alone, and not for a run that differs from it."""
 
@@ -211,6 +213,19 @@ def run(label: str, row: Cells, *, stack: Stack | None = None, domain: int | Non
         published_min=float(cells["ttt_min"]) if cells["ttt_min"] else None,
         source=cells["source"] + (f", {cells['release']}" if cells["release"] else "") if step else "",
     )
+
+
+def lies(one: Run) -> str:
+    """Which groups of a run share a scale-up domain."""
+    plan, system = one.prediction.request.plan, one.prediction.system
+    words = []
+    for group, name in GROUPS.items():
+        if (group == "edge" and plan.pp == 1) or (group in ("tp", "cp") and getattr(plan, group) == 1):
+            continue
+        at = placement.lie(plan, system, group)
+        across = f"{at.in_domain} of {at.ranks} ranks in each of {at.domains} domains"
+        words.append(f"{name} {'inside one domain' if at.inside else across}")
+    return "; ".join(words)
 
 
 def _with_domain(system: System, domain: int) -> System:
