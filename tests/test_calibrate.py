@@ -126,6 +126,7 @@ def test_calls_of_nearly_one_size_are_one_point() -> None:
         ({"beside": {"2": {"matmul": 0.5, "attention": 1.0, "elementwise": 1.0}}}, "beside.2.matmul"),
         ({"beside": []}, "no object"),
         ({"idle_bytes": 7}, "idle_bytes"),
+        ({"reserved": [0.1, -0.1]}, "reserved"),
         ({"optimizer": []}, "optimizer"),
         ({"elementwise": {"silu": [[0, 1.0]]}}, "silu"),
         ({"matmul": {}}, "matmul"),

@@ -43,7 +43,7 @@ from timetrial.predict.calibrate_layers import (
     time_optimizer,
     time_products,
 )
-from timetrial.predict.local import predict_local
+from timetrial.predict.local import live_bytes, predict_local
 from timetrial.predict.trace import trace_layers
 from timetrial.systems import system as systems
 from timetrial.train.environment import cores_available
@@ -80,8 +80,8 @@ class Effort:
     """Whether several ranks are measured where there are cores for them."""
 
 
-LONGEST_FLOP = 2.2e10
-"""Of one product: about a quarter of a second on a core."""
+LONGEST_FLOP = 1.2e10
+"""Of one product: about an eighth of a second on a core."""
 
 FULL = Effort(
     layers=(
@@ -91,10 +91,10 @@ FULL = Effort(
         Size(128, 448, 4, 512, 4),
         Size(256, 896, 4, 256, 1),
         Size(256, 896, 8, 256, 4),
-        Size(256, 896, 4, 512, 8),
+        Size(256, 896, 4, 512, 4),
         Size(512, 1792, 8, 128, 1),
         Size(512, 1792, 8, 512, 1),
-        Size(512, 1792, 8, 512, 4),
+        Size(512, 1792, 8, 512, 2),
         Size(128, 448, 4, 256, 4, "bf16"),
         Size(512, 1792, 8, 256, 2, "bf16"),
         Size(128, 448, 4, 256, 4, adapters=True),
@@ -153,6 +153,7 @@ def calibrate(
                 "seconds": round(time.monotonic() - began, 1),
                 "others_at_work": [round(others, 2), round(load_of_others(), 2)],
             }
+            _settle_memory(content)
             _settle_hosts(content, effort, cores, Path(scratch), say, clock)
         return written.write(folder, content, cores)
     finally:
@@ -189,7 +190,7 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
     memory = time_memory(list(effort.memory), effort.repeats + 3, clock)
     optimizer = time_optimizer(list(effort.optimizer), effort.repeats + 3, clock)
     content = written.points(samples, ring, memory, optimizer)
-    content["idle_bytes"] = [idle := _idle_bytes(), idle]
+    content["memory_marks"] = [marks := _memory_marks(), marks]
     content["steps"] = {layout: _steps(layout, effort, clock) for layout in ranks.ALONE[: 3 + (cores > 1)]}
     if cores < 2 or not effort.ranks:
         return content
@@ -199,7 +200,8 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
             job = ranks.Job(count, effort.beside, effort.repeats, effort.steps, effort.collectives, layouts=count == 2)
             found = _on_ranks(job, scratch)
             content["beside"][str(count)] = found["beside"]
-            content["idle_bytes"][1] = found["idle_bytes"]
+            if found["memory_marks"]:
+                content["memory_marks"][1] = found["memory_marks"]
             content["steps"] |= found.get("steps", {})
             for kind, rows in found["collectives"].items():
                 content["collectives"].setdefault(kind, {})[str(count)] = rows
@@ -212,13 +214,14 @@ def _steps(layout: str, effort: Effort, clock: Clock) -> list[float]:
     return [ranks.step_s(ranks.tiny(layout, n), effort.steps, own) for n in ranks.LAYERS]
 
 
-def _idle_bytes() -> int:
-    """Memory of a process that has imported what a run of one rank does."""
-    code = "import timetrial.train.run; from timetrial.predict.calibrate_ranks import resident_bytes as r; print(r())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def _memory_marks() -> list[int]:
+    """Of one rank: see `calibrate_ranks.memory_marks`."""
+    words = [sys.executable, "-m", "timetrial.predict.calibrate_ranks", "memory"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RunFailed(f"an idle rank could not be started: {done.stderr.strip().splitlines()[-1]}")
-    return max(1, int(done.stdout))
+        raise RunFailed(f"a rank could not be started: {done.stderr.strip().splitlines()[-1]}")
+    marks: list[int] = json.loads(done.stdout)
+    return marks
 
 
 def _on_ranks(job: ranks.Job, scratch: Path) -> dict[str, Any]:
@@ -246,6 +249,19 @@ def _on_ranks(job: ranks.Job, scratch: Path) -> dict[str, Any]:
         raise RunFailed(f"a rank of the calibration failed: {said[-1] if said else 'without a word'}")
     found: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     return found
+
+
+def _settle_memory(content: dict[str, Any]) -> None:
+    """What an idle rank takes, and what the heap holds beyond what is alive, from two runs of each kind."""
+    content["idle_bytes"], content["reserved"] = [], []
+    for count, marks in enumerate(content.pop("memory_marks"), start=1):
+        used = [live_bytes(config, trace_layers) for config in ranks.memory_configs(count)]
+        state, passing = zip(*used, strict=True)
+        # marks = idle + state + passing (1 + reserved), of two configurations
+        share = (marks[1] - marks[0] - (state[1] - state[0])) / (passing[1] - passing[0]) - 1
+        share = min(max(share, 0.0), 2.0)
+        content["reserved"].append(round(share, 4))
+        content["idle_bytes"].append(max(1, round(marks[0] - state[0] - passing[0] * (1 + share))))
 
 
 def _settle_hosts(

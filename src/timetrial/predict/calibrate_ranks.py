@@ -1,6 +1,6 @@
 """What a calibration measures on several ranks: collectives, kernels while others compute, tiny steps over each axis.
 
-    python -m timetrial.predict.calibrate_ranks JOB.json RANK
+    python -m timetrial.predict.calibrate_ranks JOB.json RANK | memory
 
 Rank 0 writes what it found beside the job. All ranks do the same at the same time, as those of a run do.
 """
@@ -8,6 +8,7 @@ Rank 0 writes what it found beside the job. All ranks do the same at the same ti
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import sys
 import time
@@ -36,6 +37,8 @@ WARM = 3
 """Steps before the first that is timed."""
 TINY = Size(dim=64, ffn_dim=128, heads=4, seq_len=64, mbs=2)
 """Where kernels take little and the host much."""
+MIDDLE = Size(dim=256, ffn_dim=896, heads=4, seq_len=256, mbs=4)
+"""Where activations are most of the memory."""
 LAYERS = (2, 6)
 """Two depths: their difference is the blocks', the rest the step's."""
 PLANS = {
@@ -131,12 +134,41 @@ def wait_for_all() -> None:
 
 def measure(job: Job, rank: int, traces: list[Traces]) -> dict[str, Any]:
     """Everything; the same work on every rank. `traces` are those of the job's sizes."""
-    found: dict[str, Any] = {"idle_bytes": resident_bytes()}
+    found: dict[str, Any] = {"memory_marks": memory_marks(job.ranks) if job.layouts else []}
     found["beside"] = _beside(job, rank, traces)
     found["collectives"] = _collectives(job, rank)
     if job.layouts and job.ranks == 2:
         found["steps"] = {layout: [step_s(tiny(layout, n), job.steps) for n in LAYERS] for layout in PLANS}
     return found
+
+
+def memory_marks(ranks: int) -> list[int]:
+    """The most bytes that this process had after tiny steps and after those of MIDDLE. Collective.
+
+    With what a run has beside its model: its modules, its tokens, the heap that the measurement of its peak leaves.
+    """
+    from timetrial.data.source import open_source
+    from timetrial.train.peak import matmul_flops_per_s
+    from timetrial.workloads.workload import resolve
+
+    source = open_source(resolve("llama31_8b", "mini").data)
+    importlib.import_module("timetrial.train.run")
+    matmul_flops_per_s("cpu", torch.float32, 1)
+    marks = []
+    for config in memory_configs(ranks):
+        step_s(config, 1)
+        most = torch.tensor(resident_bytes())
+        if dist.is_initialized():
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        marks.append(int(most))
+    del source
+    return marks
+
+
+def memory_configs(ranks: int) -> tuple[RunConfig, RunConfig]:
+    """What `memory_marks` runs: alone, or with parameters sharded over two ranks."""
+    tiny_plan, plan = (Plan(dp=ranks, mbs=n, gbs=n * ranks, precision="fp32") for n in (TINY.mbs, MIDDLE.mbs))
+    return TINY.config(2, tiny_plan), MIDDLE.config(4, plan)
 
 
 def resident_bytes() -> int:
@@ -213,7 +245,12 @@ CALLS: dict[str, Callable[[Tensor, Tensor, int, int], object]] = {
 
 
 def main() -> None:
-    """One rank of a job."""
+    """One rank of a job; with the one word "memory" the marks of a process on its own."""
+    if sys.argv[1:] == ["memory"]:
+        keep_freed_memory()
+        torch.set_num_threads(1)
+        print(json.dumps(memory_marks(1)))
+        return
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = Job.read(path)
     keep_freed_memory()

@@ -73,8 +73,21 @@ def local_memory(config: RunConfig, system: System, traces: Traces = cache.layer
     rates = Rates.load(system)
     if rates.eager is None:
         raise UserError(f"system {system.name} has no measured costs of eager code; run `timetrial calibrate`")
-    idle = rates.eager.idle_bytes[config.plan.world_size > 1]
-    policy = replace(engine(config.plan), fixed_bytes=float(idle), fragmentation=0.0)
+    several = config.plan.world_size > 1
+    fixed, share = float(rates.eager.idle_bytes[several]), rates.eager.reserved[several]
+    return _memory(config, traces, fixed, share)
+
+
+def live_bytes(config: RunConfig, traces: Traces = cache.layers) -> tuple[float, float]:
+    """(state, activations and temporaries) of the fullest rank, bytes: what a program that wastes nothing holds."""
+    peak = _memory(config, traces, 0.0, 0.0).peak
+    return peak.weights + peak.gradients + peak.optimizer, peak.activations + peak.working
+
+
+def _memory(config: RunConfig, traces: Traces, fixed: float, share: float) -> Memory:
+    own = engine(config.plan)
+    gradients = own.gradient_bytes * (config.lanes or 1)  # each lane has its own
+    policy = replace(own, fixed_bytes=fixed, fragmentation=share, gradient_bytes=gradients)
     return memory(config.plan, config.model.n_layers, measure(traces(config, "cpu"), fused=False), policy)
 
 

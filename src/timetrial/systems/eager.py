@@ -5,7 +5,7 @@ In a file of points (`points.py`), all optional together:
      "optimizer": [[elements, microseconds], ...],
      "host": {"one": [microseconds of an operator, microseconds of a step], "tp": [...]},
      "beside": {"2": {"matmul": 1.1, "attention": 1.1, "elementwise": 1.3}},
-     "idle_bytes": [300000000, 400000000]}
+     "idle_bytes": [300000000, 400000000], "reserved": [0.1, 0.2]}
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Eager:
     """Processes at work at once -> kind of kernel -> its time as a multiple of that alone."""
     idle_bytes: tuple[int, int]
     """Memory of a rank that has imported all and holds nothing: alone, and one of several, bytes."""
+    reserved: tuple[float, float]
+    """What the heap holds beyond activations and temporaries, as a share of them: alone, and of one of several."""
 
     def host(self, layout: str) -> HostCost:
         """Of a layout; of one rank where it was not measured."""
@@ -95,7 +97,11 @@ def parse(content: Mapping[str, Any], where: str, line: Callable[[Any, str], Lin
     if not isinstance(idle, list) or len(idle) != 2 or not all(_number(n, 1.0, 1e12) for n in idle):
         raise UserError(f"rates file {where}: idle_bytes is {idle!r}; give the bytes of an idle rank, alone and not")
     optimizer = line(content.get("optimizer"), f"{where}: optimizer")
-    return Eager(operators, optimizer, hosts, beside, (int(idle[0]), int(idle[1])))
+    reserved = content.get("reserved")
+    if not isinstance(reserved, list) or len(reserved) != 2 or not all(_number(n, 0.0, LARGEST) for n in reserved):
+        raise UserError(f"rates file {where}: reserved is {reserved!r}; give two shares, of a rank alone and not")
+    idle, reserved = (int(idle[0]), int(idle[1])), (float(reserved[0]), float(reserved[1]))
+    return Eager(operators, optimizer, hosts, beside, idle, reserved)
 
 
 def _table(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
