@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
     "flops_per_joule": Kind(0.3e12, 3e12, 1.2e12, 0.4, "generation"),
     "kernels": Kind(0.7, 1.1, 0.97, 0.05, "stack"),
     "fp4_kernels": Kind(0.6, 1.3, 1.0, 0.08, "stack"),
-    "launch_s": Kind(5e-6, 250e-6, 70e-6, 0.3, "stack"),
+    "launch_s": Kind(5e-6, 250e-6, 85e-6, 0.25, "stack"),
     "step_s": Kind(0.0, 0.1, 0.015, 0.3, "stack"),
     "tp_overlap": Kind(0.0, 1.0, 0.5, 0.2, "all"),
     "cp_overlap": Kind(0.0, 1.0, 0.9, 0.1, "all"),

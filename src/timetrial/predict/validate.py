@@ -98,6 +98,8 @@ def published(row: Mapping[str, str]) -> Published:
         pricing = predict.pricing_of(wanted, system, stack, constants, memory)
         if not known:
             known.update(passes(layers, pricing))
+            start = predict.pricing_of(wanted, system, stack, Constants({}), memory)
+            predict_step(wanted.config, layers, system, start, known=known, pipeline_s=pipeline)  # for its ratio
         return predict_step(wanted.config, layers, system, pricing, known=known, pipeline_s=pipeline)
 
     source = " ".join(x for x in (wanted.round, cells.get("submitter", ""), wanted.hints.release) if x)
@@ -105,7 +107,7 @@ def published(row: Mapping[str, str]) -> Published:
 
 
 class _Pipeline:
-    """The formula's seconds, put right by what the table makes of the first durations asked for."""
+    """The formula's seconds, put right by what the table makes of the first durations asked for: the priors'."""
 
     def __init__(self) -> None:
         self.ratio: float | None = None
