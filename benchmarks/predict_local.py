@@ -1,7 +1,7 @@
 """`timetrial predict --system local` against `timetrial train` on this machine: step time, memory, bytes sent.
 
     python benchmarks/predict_local.py [--system FILE.toml] [--rounds 2] [--steps 8] [--only WORD] [--quiet S]
-                                       [--out FILE.json]
+                                       [--keep DIR] [--out FILE.json]
 
 Calibrates (or takes the system file of an earlier calibration), then trains every case as the command line does, a
 few steps each, in rounds over all cases, and prints what was measured beside what was predicted. A case's step time
@@ -317,6 +317,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", type=Path, help="system file of a calibration; calibrates where it is left out")
+    parser.add_argument("--keep", type=Path, help="directory for the calibration, which stays there")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps of a run")
     parser.add_argument("--only", default="", help="cases whose name holds this word")
@@ -333,7 +334,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         print(f"others use {load_of_others(1.0):.2f} of {os.cpu_count()} cores; nice {os.nice(0)}", flush=True)
-        path = options.system or calibrate(folder / "system", say=lambda text: print(f"  {text}", flush=True))
+        path = options.system or calibrate(
+            options.keep or folder / "system", say=lambda text: print(f"  {text}", flush=True)
+        )
         print(f"{time.monotonic() - began:.0f} s for the calibration", flush=True)
         for n in range(options.rounds):
             for case in cases:

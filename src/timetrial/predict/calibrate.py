@@ -10,7 +10,7 @@ caches and strides are those of training (`calibrate_layers.py`); several ranks 
 prediction of their kernels.
 
 What one thread does is timed by what it computes, so that others at work on the machine slow a calibration down but
-hardly falsify it; ranks and lanes are timed by the wall, of which the lower quartile counts. The file says how far
+hardly falsify it; messages and lanes are timed by the wall, of which the fastest tenth counts. The file says how far
 single times scattered, and whether others were at work.
 """
 
@@ -210,8 +210,8 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
 
 def _steps(layout: str, effort: Effort, clock: Clock) -> list[float]:
     # lanes are threads of their own: their time is the wall's
-    own = time.perf_counter if layout == "lanes" else clock
-    return [ranks.step_s(ranks.tiny(layout, n), effort.steps, own) for n in ranks.LAYERS]
+    own, steps = (time.perf_counter, 3 * effort.steps) if layout == "lanes" else (clock, effort.steps)
+    return [ranks.step_s(ranks.tiny(layout, n), steps, own) for n in ranks.LAYERS]
 
 
 def _memory_marks() -> list[int]:
