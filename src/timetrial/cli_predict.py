@@ -117,7 +117,7 @@ def search(
         workload, system, gpus, plan=batch, precision=precision, round_=round_, sets=sets, graphs=graphs, any_plan=True
     )
     found = answer.found(request, answer.named_stack(stack, request), progress=_progress)
-    print(json.dumps(searching.as_json(found), indent=1) if as_json else searching.explain(found))
+    print(searching.as_json(found) if as_json else searching.explain(found))
     if not found.ranked:
         raise RunFailed(f"no plan of {workload} fits {gpus} of {system}; see the near misses above")
 
