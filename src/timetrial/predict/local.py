@@ -196,9 +196,9 @@ class _Local:
         work = [sum((s.seconds.forward + s.seconds.backward for s in own), Seconds()) * m for own in by_rank]
         busiest = max(range(plan.pp), key=lambda r: work[r].total)
         parts = dict(work[busiest].parts)
-        timeline = None
+        timeline, durations = None, self._durations(stages)
         if plan.pp > 1:
-            timeline = schedule.lay(actions.table(plan), self._durations(stages), trace=False)
+            timeline = schedule.lay(actions.table(plan), durations, trace=False)
             rank = timeline.ranks[busiest]
             parts["pp"] = rank.exposed_sends_s
             parts["bubble"] = timeline.seconds - work[busiest].total - parts["pp"]
@@ -215,7 +215,7 @@ class _Local:
         parts["fixed"] = self.host().step_s
         evaluation = max(sum(s.seconds.forward.total for s in own) for own in by_rank)
         evaluation *= math.ceil(config.evaluation.samples / (plan.mbs * self.lanes * plan.dp))
-        return Step(sum(parts.values()), parts, tuple(stages), m, timeline, evaluation)
+        return Step(sum(parts.values()), parts, tuple(stages), m, timeline, durations, evaluation)
 
     def _tensors(self) -> int:
         """Trained tensors of a rank: each is added on its own."""
@@ -245,7 +245,7 @@ class _Local:
 
     def _durations(self, stages: list[Stage]) -> schedule.Durations:
         block = self.traces["block"]
-        message = self.collective_s("send", 2, block.tensor_bytes[block.inputs[0]])
+        message = self.collective_s("send", 2, block.tensor_bytes[block.inputs[0]]) if len(stages) > 1 else 0.0
         backward = [s.seconds.backward.total for s in stages]
         weight = [s.seconds.weight for s in stages]
         return schedule.Durations(

@@ -52,6 +52,8 @@ class Step:
     micro_batches: int
     timeline: schedule.Timeline | None
     """None without a pipeline."""
+    durations: schedule.Durations
+    """What the pipeline is laid with; without one, of the single stage."""
     evaluation_s: float
     """Forward passes over one evaluation's samples, s."""
 
@@ -76,17 +78,20 @@ def stages_of(config: RunConfig, layers: Mapping[str, Layer], pricing: Pricing, 
         kind, found = name.partition(" by ")[0], pricing.layer_s(*totals)
         if kind not in cost or found.total < cost[kind].total:
             cost[kind] = found
+    alike: dict[tuple[bool, int, bool], tuple[LayerSeconds, int, int]] = {}
     made = []
     for i, (embed, kept, head) in enumerate(split_layers(config.model.n_layers, plan.pp * plan.vp)):
-        counts = {kind: n for kind, n in (("embed", int(embed)), ("block", len(kept)), ("head", int(head))) if n}
-        seconds = LayerSeconds(
-            sum((cost[kind].forward * n for kind, n in counts.items()), Seconds()),
-            sum((cost[kind].backward * n for kind, n in counts.items()), Seconds()),
-            sum(cost[kind].weight * n for kind, n in counts.items()),
-        )
-        weights = sum(layers[kind].weights * n for kind, n in counts.items())
-        trained = sum(layers[kind].trained * n for kind, n in counts.items())
-        made.append(Stage(stage_rank(i, plan), len(kept), embed, head, seconds, weights, trained))
+        key = (embed, len(kept), head)
+        if key not in alike:
+            counts = {kind: n for kind, n in (("embed", int(embed)), ("block", len(kept)), ("head", int(head))) if n}
+            seconds = LayerSeconds(
+                sum((cost[kind].forward * n for kind, n in counts.items()), Seconds()),
+                sum((cost[kind].backward * n for kind, n in counts.items()), Seconds()),
+                sum(cost[kind].weight * n for kind, n in counts.items()),
+            )
+            weights = sum(layers[kind].weights * n for kind, n in counts.items())
+            alike[key] = seconds, weights, sum(layers[kind].trained * n for kind, n in counts.items())
+        made.append(Stage(stage_rank(i, plan), len(kept), embed, head, *alike[key]))
     return made
 
 
@@ -113,8 +118,8 @@ def predict_step(
     parts = dict(work[busiest].parts)
     gathers, scatters = _data_parallel(plan, stages, system, pricing)
     timeline = None
+    durations = _durations(config, stages, gathers, scatters, system, pricing)
     if plan.pp > 1:
-        durations = _durations(config, stages, gathers, scatters, system, pricing)
         if pipeline_s is not None:
             parts["bubble"] = pipeline_s(plan, durations) - work[busiest].total
         else:
@@ -131,7 +136,7 @@ def predict_step(
     held = max(sum(s.trained for s in own) for own in by_rank) / plan.shard_size
     parts["optimizer"] = pricing.rates.memory_s(held * OPTIMIZER_BYTES / fit.memory)
     parts["fixed"] = fit.step_s
-    return Step(sum(parts.values()), parts, tuple(stages), m, timeline, _evaluation(config, by_rank))
+    return Step(sum(parts.values()), parts, tuple(stages), m, timeline, durations, _evaluation(config, by_rank))
 
 
 def _data_parallel(
@@ -161,10 +166,11 @@ def _durations(
     system: System,
     pricing: Pricing,
 ) -> schedule.Durations:
-    plan = config.plan
-    size = 2 * plan.mbs * config.data.seq_len // plan.cp // plan.tp * config.model.dim
-    link, latency = network.send_s(size, placement.lie(plan, system, "edge"), system)
-    edges = len(stages) - 1
+    plan, edges = config.plan, len(stages) - 1
+    link = latency = 0.0
+    if plan.pp > 1:
+        size = 2 * plan.mbs * config.data.seq_len // plan.cp // plan.tp * config.model.dim
+        link, latency = network.send_s(size, placement.lie(plan, system, "edge"), system)
     backward = [s.seconds.backward.total for s in stages]
     weight = [s.seconds.weight for s in stages]
     return schedule.Durations(
@@ -174,8 +180,8 @@ def _durations(
         backward_weight_s=tuple(weight),
         link_s=(link / pricing.fitted.network,) * edges,
         latency_s=(latency,) * edges,
-        gather_s=tuple(gathers),
-        reduce_s=tuple(scatters),
+        gather_s=tuple(gathers) if plan.pp > 1 else (),  # without a pipeline the step adds what is exposed
+        reduce_s=tuple(scatters) if plan.pp > 1 else (),
         overlap_sends="pp" in pricing.stack.overlaps,
         overlap_data="dp" in pricing.overlaps,
     )

@@ -17,7 +17,6 @@ from timetrial.predict.energy import Energy
 from timetrial.predict.memory import Memory
 from timetrial.predict.placement import Placement
 from timetrial.predict.predict import Prediction
-from timetrial.predict.schedule import Durations
 from timetrial.predict.sure import Interval as StepRange
 
 PARTS: dict[str, str] = {
@@ -97,8 +96,6 @@ class Answered:
     published: tuple[PublishedRun, ...] = ()
     constants: Constants | None = None
     """With which the step was priced; None: those of the package."""
-    durations: Durations | None = None
-    """With which the step's pipeline was laid; None: made again from the stages and `constants`."""
 
     @property
     def title(self) -> str:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from timetrial.predict import actions, network, placement, schedule
+from timetrial.predict import actions, schedule
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.kernels import Kernel, Layer
 from timetrial.predict.predict import pricing_of
 from timetrial.predict.price import Pricing
-from timetrial.predict.schedule import Durations, Interval
+from timetrial.predict.schedule import Interval
 from timetrial.report.prediction_record import Answered, words_of
 
 
@@ -60,8 +60,7 @@ class Piece(NamedTuple):
 def lay(answered: Answered) -> Laid:
     """The step of a prediction, with all its intervals."""
     step, plan = answered.prediction.step, answered.prediction.request.plan
-    durations = answered.durations or _durations(answered)
-    found = schedule.lay(actions.table(plan), durations)
+    found = schedule.lay(actions.table(plan), step.durations)
     tails, now = [], found.seconds
     for part in ("dp",) * (plan.pp == 1) + ("optimizer", "fixed"):
         if seconds := step.parts.get(part, 0.0):
@@ -74,47 +73,6 @@ def pricing(answered: Answered) -> Pricing:
     """With which the prediction's kernels were priced."""
     p = answered.prediction
     return pricing_of(p.request, p.system, p.stack, answered.constants or load_constants())
-
-
-def _durations(answered: Answered) -> Durations:
-    """As the step lays them, from its stages."""
-    p = answered.prediction
-    stages, config, plan = p.step.stages, p.request.config, p.request.plan
-    price = pricing(answered)
-    backward = tuple(s.seconds.backward.total for s in stages)
-    weight = tuple(s.seconds.weight for s in stages)
-    found = Durations(
-        forward_s=tuple(s.seconds.forward.total for s in stages),
-        backward_s=backward,
-        backward_input_s=tuple(b - w for b, w in zip(backward, weight, strict=True)),
-        backward_weight_s=weight,
-    )
-    if plan.pp == 1:
-        return found
-    size = 2 * plan.mbs * config.data.seq_len // plan.cp // plan.tp * config.model.dim
-    link, latency = network.send_s(size, placement.lie(plan, p.system, "edge"), p.system)
-    edges = len(stages) - 1
-
-    def shared(kind: str, nbytes: float) -> tuple[float, ...]:
-        if plan.dp * plan.cp == 1:
-            return (0.0,) * len(stages)
-        lies = placement.lie(plan, p.system, "dp-cp")
-        sizes = [int(s.trained * nbytes) for s in stages]
-        seconds = {n: network.collective_s(kind, n, lies, p.system).seconds for n in set(sizes)}
-        return tuple(seconds[n] / price.fitted.network for n in sizes)
-
-    return Durations(
-        forward_s=found.forward_s,
-        backward_s=found.backward_s,
-        backward_input_s=found.backward_input_s,
-        backward_weight_s=found.backward_weight_s,
-        link_s=(link / price.fitted.network,) * edges,
-        latency_s=(latency,) * edges,
-        gather_s=shared("all_gather", p.stack.parameter_bytes),
-        reduce_s=shared("reduce_scatter", p.stack.gradient_bytes),
-        overlap_sends="pp" in p.stack.overlaps,
-        overlap_data="dp" in price.overlaps,
-    )
 
 
 def kinds(answered: Answered, stage: int) -> tuple[str, ...]:

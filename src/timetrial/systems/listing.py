@@ -28,9 +28,7 @@ def as_json(name: str | None = None) -> str:
 
 
 def _all() -> str:
-    lines = [
-        f"{'system':12s} {'bf16':>6s} {'fp8':>6s} {'fp4':>6s}  {'memory':>8s}  TB/s  {'scale-up':>16s}  network"
-    ]
+    lines = [f"{'system':12s} {'bf16':>6s} {'fp8':>6s} {'fp4':>6s}  {'memory':>8s}  TB/s  {'scale-up':>16s}  network"]
     for name in systems.names():
         s = systems.load(name)
         peaks = [s.accelerator.peak_flops.get(f) for f in ("bf16", "fp8", "fp4")]
