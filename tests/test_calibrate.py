@@ -33,6 +33,7 @@ EFFORT = Effort(
     beside=(SMALL,),
     repeats=1,
     steps=2,
+    patterns=("one",),
     ranks=False,
 )
 
@@ -75,7 +76,7 @@ def test_a_calibration_is_read_as_a_system(local: Path, content: dict[str, Any])
     assert "accelerator.tdp_w" in found.assumed
     rates = Rates.load(found)
     assert rates.eager is not None
-    assert rates.eager.idle_bytes[0] > 50 << 20
+    assert rates.eager.idle(1) > 50 << 20
     assert rates.matmul_s("fp32", 32, 32, 32) > 0
     assert {"silu", "mul", "embedding", "log_softmax"} <= set(rates.eager.operators)
     assert content["notes"]["seconds"] > 0
@@ -126,7 +127,9 @@ def test_calls_of_nearly_one_size_are_one_point() -> None:
         ({"beside": {"2": {"matmul": 0.5, "attention": 1.0, "elementwise": 1.0}}}, "beside.2.matmul"),
         ({"beside": []}, "no object"),
         ({"idle_bytes": 7}, "idle_bytes"),
-        ({"reserved": [0.1, -0.1]}, "reserved"),
+        ({"idle_bytes": {"several": 7}}, "idle_bytes.one is missing"),
+        ({"reserved": {"one": -0.1}}, "reserved.one"),
+        ({"reserved": {"one": 0.1, "two": 0.1}}, "reserved.two"),
         ({"optimizer": []}, "optimizer"),
         ({"elementwise": {"silu": [[0, 1.0]]}}, "silu"),
         ({"matmul": {}}, "matmul"),
@@ -212,7 +215,7 @@ def test_memory_counts_an_idle_rank_and_what_training_adds(local: Path, content:
     machine = system.load(local)
     config = SMALL.config(2)
     used = local_memory(config, machine, trace_layers).peak.used
-    assert used > content["idle_bytes"][0] + 16 * config.model.n_params()
+    assert used > content["idle_bytes"]["one"] + 16 * config.model.n_params()
 
 
 def test_the_stack_of_processors_has_no_constant_of_its_own() -> None:

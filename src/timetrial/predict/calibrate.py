@@ -76,6 +76,8 @@ class Effort:
     repeats: int
     steps: int
     """Tiny steps of each layout."""
+    patterns: tuple[str, ...] = ("one", "accumulating", "selective", "full")
+    """Of memory in one rank."""
     ranks: bool = True
     """Whether several ranks are measured where there are cores for them."""
 
@@ -190,7 +192,7 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
     memory = time_memory(list(effort.memory), effort.repeats + 3, clock)
     optimizer = time_optimizer(list(effort.optimizer), effort.repeats + 3, clock)
     content = written.points(samples, ring, memory, optimizer)
-    content["memory_marks"] = [marks := _memory_marks(), marks]
+    content["memory_marks"] = {pattern: _memory_marks(pattern) for pattern in effort.patterns}
     content["steps"] = {layout: _steps(layout, effort, clock) for layout in ranks.ALONE[: 3 + (cores > 1)]}
     if cores < 2 or not effort.ranks:
         return content
@@ -201,7 +203,7 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
             found = _on_ranks(job, scratch)
             content["beside"][str(count)] = found["beside"]
             if found["memory_marks"]:
-                content["memory_marks"][1] = found["memory_marks"]
+                content["memory_marks"]["several"] = found["memory_marks"]
             content["steps"] |= found.get("steps", {})
             for kind, rows in found["collectives"].items():
                 content["collectives"].setdefault(kind, {})[str(count)] = rows
@@ -214,9 +216,9 @@ def _steps(layout: str, effort: Effort, clock: Clock) -> list[float]:
     return [ranks.step_s(ranks.tiny(layout, n), steps, own) for n in ranks.LAYERS]
 
 
-def _memory_marks() -> list[int]:
+def _memory_marks(pattern: str) -> list[int]:
     """Of one rank: see `calibrate_ranks.memory_marks`."""
-    words = [sys.executable, "-m", "timetrial.predict.calibrate_ranks", "memory"]
+    words = [sys.executable, "-m", "timetrial.predict.calibrate_ranks", "memory", pattern]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RunFailed(f"a rank could not be started: {done.stderr.strip().splitlines()[-1]}")
@@ -253,15 +255,16 @@ def _on_ranks(job: ranks.Job, scratch: Path) -> dict[str, Any]:
 
 def _settle_memory(content: dict[str, Any]) -> None:
     """What an idle rank takes, and what the heap holds beyond what is alive, from two runs of each kind."""
-    content["idle_bytes"], content["reserved"] = [], []
-    for count, marks in enumerate(content.pop("memory_marks"), start=1):
-        used = [live_bytes(config, trace_layers) for config in ranks.memory_configs(count)]
+    content["idle_bytes"], content["reserved"] = {}, {}
+    for pattern, marks in content.pop("memory_marks").items():
+        used = [live_bytes(config, trace_layers) for config in ranks.memory_configs(pattern)]
         state, passing = zip(*used, strict=True)
         # marks = idle + state + passing (1 + reserved), of two configurations
         share = (marks[1] - marks[0] - (state[1] - state[0])) / (passing[1] - passing[0]) - 1
-        share = min(max(share, 0.0), 2.0)
-        content["reserved"].append(round(share, 4))
-        content["idle_bytes"].append(max(1, round(marks[0] - state[0] - passing[0] * (1 + share))))
+        share = min(max(share, 0.0), 10.0)
+        content["reserved"][pattern] = round(share, 4)
+        if pattern in ("one", "several"):
+            content["idle_bytes"][pattern] = max(1, round(marks[0] - state[0] - passing[0] * (1 + share)))
 
 
 def _settle_hosts(

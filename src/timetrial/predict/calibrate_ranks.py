@@ -1,6 +1,6 @@
 """What a calibration measures on several ranks: collectives, kernels while others compute, tiny steps over each axis.
 
-    python -m timetrial.predict.calibrate_ranks JOB.json RANK | memory
+    python -m timetrial.predict.calibrate_ranks JOB.json RANK | memory PATTERN
 
 Rank 0 writes what it found beside the job. All ranks do the same at the same time, as those of a run do.
 """
@@ -136,7 +136,7 @@ def wait_for_all() -> None:
 
 def measure(job: Job, rank: int, traces: list[Traces]) -> dict[str, Any]:
     """Everything; the same work on every rank. `traces` are those of the job's sizes."""
-    found: dict[str, Any] = {"memory_marks": memory_marks(job.ranks) if job.layouts else []}
+    found: dict[str, Any] = {"memory_marks": memory_marks("several") if job.layouts else []}
     found["beside"] = _beside(job, rank, traces)
     found["collectives"] = _collectives(job, rank)
     if job.layouts and job.ranks == 2:
@@ -144,8 +144,8 @@ def measure(job: Job, rank: int, traces: list[Traces]) -> dict[str, Any]:
     return found
 
 
-def memory_marks(ranks: int) -> list[int]:
-    """The most bytes that this process had after tiny steps and after those of MIDDLE. Collective.
+def memory_marks(pattern: str) -> list[int]:
+    """The most bytes that this process had after tiny steps and after those of MIDDLE by `pattern`. Collective.
 
     With what a run has beside its model: its modules, its tokens, the heap that the measurement of its peak leaves.
     """
@@ -157,8 +157,8 @@ def memory_marks(ranks: int) -> list[int]:
     importlib.import_module("timetrial.train.run")
     matmul_flops_per_s("cpu", torch.float32, 1)
     marks = []
-    for config in memory_configs(ranks):
-        step_s(config, 1)
+    for config in memory_configs(pattern):
+        step_s(config, 3)
         most = torch.tensor(resident_bytes())
         if dist.is_initialized():
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
@@ -167,9 +167,18 @@ def memory_marks(ranks: int) -> list[int]:
     return marks
 
 
-def memory_configs(ranks: int) -> tuple[RunConfig, RunConfig]:
-    """What `memory_marks` runs: alone, or with parameters sharded over two ranks."""
-    tiny_plan, plan = (Plan(dp=ranks, mbs=n, gbs=n * ranks, precision="fp32") for n in (TINY.mbs, MIDDLE.mbs))
+def memory_configs(pattern: str) -> tuple[RunConfig, RunConfig]:
+    """What `memory_marks` runs: a way of `systems/eager.py` PATTERNS, "several" with parameters sharded over two."""
+    ranks = 2 if pattern == "several" else 1
+    often = 3 if pattern == "accumulating" else 1
+    plan = Plan(
+        dp=ranks,
+        mbs=MIDDLE.mbs,
+        gbs=MIDDLE.mbs * ranks * often,
+        precision="fp32",
+        recompute=pattern if pattern in ("selective", "full") else "none",
+    )
+    tiny_plan = Plan(dp=ranks, mbs=TINY.mbs, gbs=TINY.mbs * ranks, precision="fp32")
     return TINY.config(2, tiny_plan), MIDDLE.config(4, plan)
 
 
@@ -247,11 +256,11 @@ CALLS: dict[str, Callable[[Tensor, Tensor, int, int], object]] = {
 
 
 def main() -> None:
-    """One rank of a job; with the one word "memory" the marks of a process on its own."""
-    if sys.argv[1:] == ["memory"]:
+    """One rank of a job; after the word "memory" the marks of a process on its own."""
+    if sys.argv[1] == "memory":
         keep_freed_memory()
         torch.set_num_threads(1)
-        print(json.dumps(memory_marks(1)))
+        print(json.dumps(memory_marks(sys.argv[2])))
         return
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = Job.read(path)

@@ -73,9 +73,9 @@ def local_memory(config: RunConfig, system: System, traces: Traces = cache.layer
     rates = Rates.load(system)
     if rates.eager is None:
         raise UserError(f"system {system.name} has no measured costs of eager code; run `timetrial calibrate`")
-    several = config.plan.world_size > 1
-    fixed, share = float(rates.eager.idle_bytes[several]), rates.eager.reserved[several]
-    return _memory(config, traces, fixed, share)
+    plan, eager = config.plan, rates.eager
+    share = eager.share(plan.world_size, plan.recompute, plan.grad_accumulation_steps)
+    return _memory(config, traces, eager.idle(plan.world_size), share)
 
 
 def live_bytes(config: RunConfig, traces: Traces = cache.layers) -> tuple[float, float]:

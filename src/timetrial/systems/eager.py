@@ -5,7 +5,7 @@ In a file of points (`points.py`), all optional together:
      "optimizer": [[elements, microseconds], ...],
      "host": {"one": [microseconds of an operator, microseconds of a step], "tp": [...]},
      "beside": {"2": {"matmul": 1.1, "attention": 1.1, "elementwise": 1.3}},
-     "idle_bytes": [300000000, 400000000], "reserved": [0.1, 0.2]}
+     "idle_bytes": {"one": 300000000, "several": 400000000}, "reserved": {"one": 0.1, "several": 0.2}}
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from timetrial.systems.curves import Line
 KINDS = ("matmul", "attention", "elementwise")
 LAYOUTS = ("one", "selective", "full", "lanes", "zero1", "zero3", "tp", "cp", "pp")
 """Ways of running whose host cost is measured: one rank, one that recomputes, one in lanes, two ranks over an axis."""
+PATTERNS = ("one", "accumulating", "selective", "full", "several")
+"""Ways of using memory: one rank, with several micro batches, with recomputation, one of several ranks."""
 LARGEST = 100.0
 """A factor above this is a mistake."""
 
@@ -46,10 +48,20 @@ class Eager:
     """By LAYOUTS; "one" is always there."""
     beside: Mapping[int, Mapping[str, float]]
     """Processes at work at once -> kind of kernel -> its time as a multiple of that alone."""
-    idle_bytes: tuple[int, int]
-    """Memory of a rank that has imported all and holds nothing: alone, and one of several, bytes."""
-    reserved: tuple[float, float]
-    """What the heap holds beyond activations and temporaries, as a share of them: alone, and of one of several."""
+    idle_bytes: Mapping[str, float]
+    """Memory of a rank that has imported all and holds nothing, bytes: "one" alone, "several" one of several."""
+    reserved: Mapping[str, float]
+    """By PATTERNS: what the heap holds beyond activations and temporaries, as a share of them."""
+
+    def idle(self, ranks: int) -> float:
+        """Bytes of an idle rank of so many."""
+        return self.idle_bytes.get("several" if ranks > 1 else "one", self.idle_bytes["one"])
+
+    def share(self, ranks: int, recompute: str, micro_batches: int) -> float:
+        """What the heap holds beyond what is alive, as a share. Each way of running adds what it adds on one rank."""
+        one = self.reserved["one"]
+        ways = ["several"] * (ranks > 1) + [recompute] + ["accumulating"] * (micro_batches > 1)
+        return one + sum(max(0.0, self.reserved.get(way, one) - one) for way in ways)
 
     def host(self, layout: str) -> HostCost:
         """Of a layout; of one rank where it was not measured."""
@@ -93,15 +105,16 @@ def parse(content: Mapping[str, Any], where: str, line: Callable[[Any, str], Lin
             if not _number(factor, 1.0, LARGEST):
                 raise UserError(f"rates file {where}: beside.{count}.{kind} is {factor!r}; give a number from 1")
         beside[int(count)] = factors
-    idle = content.get("idle_bytes")
-    if not isinstance(idle, list) or len(idle) != 2 or not all(_number(n, 1.0, 1e12) for n in idle):
-        raise UserError(f"rates file {where}: idle_bytes is {idle!r}; give the bytes of an idle rank, alone and not")
+    shares: dict[str, Mapping[str, float]] = {}
+    for name, low, high in (("idle_bytes", 1.0, 1e12), ("reserved", 0.0, LARGEST)):
+        shares[name] = _table(content, name, where)
+        for pattern, value in shares[name].items():
+            if pattern not in PATTERNS or not _number(value, low, high):
+                raise UserError(f"rates file {where}: {name}.{pattern} is {value!r}; calibrate again")
+        if "one" not in shares[name]:
+            raise UserError(f"rates file {where}: {name}.one is missing; calibrate again")
     optimizer = line(content.get("optimizer"), f"{where}: optimizer")
-    reserved = content.get("reserved")
-    if not isinstance(reserved, list) or len(reserved) != 2 or not all(_number(n, 0.0, LARGEST) for n in reserved):
-        raise UserError(f"rates file {where}: reserved is {reserved!r}; give two shares, of a rank alone and not")
-    idle, reserved = (int(idle[0]), int(idle[1])), (float(reserved[0]), float(reserved[1]))
-    return Eager(operators, optimizer, hosts, beside, idle, reserved)
+    return Eager(operators, optimizer, hosts, beside, shares["idle_bytes"], shares["reserved"])
 
 
 def _table(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
