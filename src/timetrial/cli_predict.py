@@ -14,7 +14,7 @@ from timetrial.errors import RunFailed, UserError
 SystemName = Annotated[str, typer.Option("--system", help="Name from `timetrial systems`, or a .toml file.")]
 Gpus = Annotated[int, typer.Option("--gpus", help="Accelerators of the run.", min=1)]
 Precision = Annotated[
-    str, typer.Option(help="bf16, fp8, fp8(tensorwise), mxfp8, nvfp4 ...; +fp8attn for attention in fp8.")
+    str, typer.Option(help="bf16, fp8 (the default), fp8(tensorwise), mxfp8, nvfp4; +fp8attn for attention in fp8.")
 ]
 StackName = Annotated[str | None, typer.Option("--stack", help="Software generation, as ngc25.04, or a .toml file.")]
 Round = Annotated[str | None, typer.Option("--round", help="Round whose recipe holds; the newest by default.")]
@@ -27,8 +27,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(predict)
     app.command()(search)
     app.command()(validate)
-    app.command("systems")(list_systems)
     app.command()(calibrate)
+    app.command("systems")(list_systems)
 
 
 def predict(
@@ -39,8 +39,9 @@ def predict(
         str | None,
         typer.Option("--plan", help="Mapping, such as tp=4,pp=8,vp=8,cp=2,mbs=1,gbs=1248,order=tp-cp-pp-dp."),
     ] = None,
-    precision: Precision = "fp8",
+    precision: Precision = "",
     stack: StackName = None,
+    preset: Annotated[str, typer.Option(help="official, or mini: for machines like this one.")] = "official",
     round_: Round = None,
     graphs: Graphs = None,
     sets: Sets = None,
@@ -69,6 +70,7 @@ def predict(
         workload,
         system,
         gpus,
+        preset=preset,
         plan=plan or "",
         precision=precision,
         round_=round_,
@@ -101,7 +103,7 @@ def search(
     system: SystemName,
     gpus: Gpus,
     gbs: Annotated[int | None, typer.Option(help="Global batch; the recipe's by default.", min=1)] = None,
-    precision: Precision = "fp8",
+    precision: Precision = "",
     stack: StackName = None,
     round_: Round = None,
     graphs: Graphs = None,

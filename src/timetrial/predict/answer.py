@@ -37,8 +37,9 @@ def request_of(
     system: str,
     gpus: int,
     *,
+    preset: str = "official",
     plan: str = "",
-    precision: str = "fp8",
+    precision: str = "",
     round_: str | None = None,
     sets: list[str] | None = None,
     graphs: str | None = None,
@@ -46,45 +47,47 @@ def request_of(
 ) -> Request:
     """What the command line asks for. Raises UserError, one line, for what cannot be.
 
-    `any_plan`: the mapping is to be searched; of `plan` only the global batch counts.
+    `precision`: "" is fp8, and on processors what the preset trains in. `any_plan`: the mapping is to be searched; of
+    `plan` only the global batch counts.
     """
     if graphs not in (None, *GRAPHS):
         raise UserError(f"--graphs {graphs}: use {', '.join(GRAPHS)}")
-    config: RunConfig = resolve(workload, "official", round_)
+    config: RunConfig = resolve(workload, preset, round_)
+    known = system in systems.names() or system.endswith(".toml") or system == systems.LOCAL
+    found = systems.load(system) if known else systems.find(system)
+    processors = found.accelerator.generation == "cpu"
+    name, attention = _precision(precision or (config.plan.precision if processors else "fp8"))
+    if processors and name not in ("fp32", "bf16"):
+        raise UserError(f"--precision {precision}: the engine trains in fp32 or bf16 on {found.name}")
+    any_plan = any_plan and not processors  # what is searched are mappings of accelerators
+    if processors:
+        base = replace(config.plan, tp=1, cp=1, pp=1, vp=1, dp=1)
+    else:
+        base = Plan(mbs=1, gbs=config.plan.gbs, zero=1, order="tp-cp-dp-pp")
+    chosen = parse_plan(plan, base, 1 if any_plan else gpus)
+    chosen = replace(chosen, precision="fp32" if name == "fp32" else "bf16")
+    if preset == "official":
+        config = replace(resolve(workload, preset, round_, chosen.gbs), lora=config.lora)
+    config = replace(config, plan=chosen)
     for text in sets or []:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: needs a value, as in --set model.n_layers=62")
         config = override(config, key, value)
-    base = Plan(gbs=config.plan.gbs, precision="bf16", zero=1, order="tp-cp-dp-pp")
-    chosen = parse_plan(plan, base, 1 if any_plan else gpus)
-    name, attention = _precision(precision)
-    chosen = replace(chosen, precision="fp32" if name == "fp32" else "bf16")
-    config = replace(resolve_at(config, workload, round_, chosen.gbs), plan=chosen)
     if not any_plan:
-        validate(chosen, config, gpus)
-    known = (systems.LOCAL, *systems.names())
-    found = systems.load(system) if system in known or system.endswith(".toml") else systems.find(system)
+        validate(config.plan, config, gpus)
     return Request(
         config=config,
         round=config.round,
-        system=system if system.endswith(".toml") else found.name,
+        system=system if known else found.name,
         accelerators=gpus,
         nodes=None,
         precision=name,
         attention=attention,
-        converges=True,
-        model=workload_title(workload),
-        hints=Hints(
-            cuda_graph=GRAPHS.get(graphs or "", ""), recipe="tensorwise" if "tensorwise" in (precision or "") else ""
-        ),
+        converges=preset == "official",
+        model=workload_title(workload) + ("" if preset == "official" else f" ({preset})"),
+        hints=Hints(cuda_graph=GRAPHS.get(graphs or "", ""), recipe="tensorwise" if "tensorwise" in precision else ""),
     )
-
-
-def resolve_at(config: RunConfig, workload: str, round_: str | None, gbs: int) -> RunConfig:
-    """`config` with the recipe of another global batch."""
-    other = resolve(workload, "official", round_, gbs)
-    return replace(other, model=config.model, data=config.data)
 
 
 def workload_title(workload: str) -> str:
@@ -106,6 +109,8 @@ def _precision(text: str) -> tuple[str, str]:
 def memory_of(prediction: Prediction) -> Memory:
     """Bytes of each pipeline rank at its peak."""
     q, stack = prediction.request, prediction.stack
+    if prediction.system.accelerator.generation == "cpu":
+        return local_memory(q.config, prediction.system)
     if prediction.system.accelerator.generation == "cpu":
         return local_memory(q.config, prediction.system)
     layers = memory.measure(cache.layers(q.config), stack.fuse)
@@ -164,7 +169,12 @@ def found(request: Request, stack: Stack, progress: Progress | None = None) -> F
 
 
 def best_request(request: Request, stack: Stack, progress: Progress | None = None) -> Request:
-    """The request with the fastest plan that fits. Raises UserError where none does, with the nearest miss."""
+    """The request with the fastest plan that fits; on processors the plan that it has.
+
+    Raises UserError where none fits, with the nearest miss.
+    """
+    if system_of(request).accelerator.generation == "cpu":
+        return request
     result = found(request, stack, progress)
     if result.best is None:
         near = f"; nearest: {result.tightest.name}, {result.tightest.verdict.text}" if result.tightest else ""

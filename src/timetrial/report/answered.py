@@ -41,8 +41,9 @@ def _notes(made: Prediction, interval: sure.Interval) -> tuple[str, ...]:
     notes = [f"assumed: {text}" for text in made.request.assumed]
     if interval.outside:
         notes.append("outside of the validated range: no published run like it was at hand")
-    known = load_constants()
-    generation = made.system.accelerator.generation
+    known, generation = load_constants(), made.system.accelerator.generation
+    if generation == "cpu":  # measured on the machine: nothing is fitted
+        return tuple(notes)
     if not known.fitted("speed", generation):
         notes.append(f"assumed: no published run of {generation} accelerators was fitted")
     if not known.fitted("kernels", made.stack.name):
