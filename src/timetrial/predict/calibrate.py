@@ -10,8 +10,8 @@ caches and strides are those of training (`calibrate_layers.py`); several ranks 
 prediction of their kernels.
 
 What one thread does is timed by what it computes, so that others at work on the machine slow a calibration down but
-hardly falsify it; messages and lanes are timed by the wall (of lanes' steps the fastest tenth counts). The file says how far
-single times scattered, and whether others were at work.
+hardly falsify it; messages and lanes are timed by the wall (of lanes' steps the fastest tenth counts). The file says
+how far single times scattered, and whether others were at work.
 """
 
 from __future__ import annotations
