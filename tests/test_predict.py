@@ -46,8 +46,8 @@ def test_the_record_run_is_predicted_within_its_range() -> None:
     interval = answer.interval_of(made)
     assert interval.low_s < 5.82 < interval.high_s
     assert made.step.seconds == pytest.approx(5.82, rel=0.08)
-    time = answer.time_of(made)
-    assert time is not None
+    time, why = answer.time_of(made)
+    assert time is not None, why
     assert time.minutes == pytest.approx(27.3, rel=0.10)
 
 
@@ -223,6 +223,13 @@ def test_evaluations_take_forward_passes_alone() -> None:
     per_step = made.step.seconds / made.request.plan.gbs
     per_sample = made.step.evaluation_s / made.request.config.evaluation.samples
     assert 0.2 * per_step < per_sample < 0.5 * per_step
+
+
+def test_no_time_to_train_says_why() -> None:
+    vendor = request({"model": "LLAMA3_70B", "system": "DGX-GB200", "gpus": "64", "gbs": "256", "precision": "MXFP8"})
+    time, why = answer.time_of(predict.predict(vendor))
+    assert time is None
+    assert "no target" in why
 
 
 def test_a_longer_model_takes_longer() -> None:

@@ -118,15 +118,16 @@ def memory_of(prediction: Prediction) -> Memory:
     return memory.memory(q.plan, q.config.model.n_layers, layers, policy)
 
 
-def time_of(prediction: Prediction) -> TimeToTrain | None:
-    """Time to train; None where the request has no target or no convergence points."""
+def time_of(prediction: Prediction) -> tuple[TimeToTrain | None, str]:
+    """Time to train; or None, and why there is none."""
     q, step = prediction.request, prediction.step
     if not q.converges or not q.config.official:
-        return None
+        return None, "no target to train to: not an official workload"
     try:
-        return time_to_train(q.config, step.seconds, step.evaluation_s, start_s=START_S, precision=q.precision)
-    except UserError:
-        return None
+        time = time_to_train(q.config, step.seconds, step.evaluation_s, start_s=START_S, precision=q.precision)
+    except UserError as error:
+        return None, str(error)
+    return time, ""
 
 
 def energy_of(prediction: Prediction, time: TimeToTrain | None) -> Energy | None:
@@ -141,7 +142,7 @@ def answer(request: Request) -> Answer:
     found = predict(request)
     needed = memory_of(found)
     verdict = needed.verdict(found.system.accelerator.memory_bytes)
-    time = time_of(found)
+    time, _ = time_of(found)
     return Answer(
         step_time_s=found.step.seconds,
         memory_bytes=needed.peak.total,

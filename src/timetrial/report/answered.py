@@ -21,7 +21,7 @@ def answered(request: Request, stack: Stack) -> Answered:
     made = predict(request, stack=stack)
     needed = memory_of(made)
     verdict = needed.verdict(made.system.accelerator.memory_bytes)
-    time = time_of(made)
+    time, why = time_of(made)
     interval = interval_of(made)
     return Answered(
         prediction=made,
@@ -31,7 +31,7 @@ def answered(request: Request, stack: Stack) -> Answered:
         memory=needed,
         time=time,
         energy=energy_of(made, time),
-        notes=_notes(made, interval),
+        notes=(*_notes(made, interval), *([f"no time to train: {why}"] if why else [])),
         scaling=scaling(request, stack),
         published=dots(made),
     )
