@@ -14,11 +14,10 @@ from timetrial.predict.converge import TimeToTrain, time_to_train
 from timetrial.predict.energy import Energy
 from timetrial.predict.local import local_memory
 from timetrial.predict.memory import Memory
-from timetrial.predict.predict import Prediction, predict, stack_of, system_of
+from timetrial.predict.predict import Prediction, predict, stack_of, system_named, system_of
 from timetrial.predict.request import PRECISIONS, Hints, Request
 from timetrial.predict.rows import Answer
 from timetrial.systems import stack as stacks
-from timetrial.systems import system as systems
 from timetrial.systems.stack import Stack
 from timetrial.workloads.workload import resolve
 
@@ -29,7 +28,7 @@ Progress = Callable[[int, int], None]
 GRAPHS = {"none": "", "layer": "layer", "full": "full_iter"}
 """--graphs -> what published tables call it."""
 START_S = 30.0
-"""From the start of the clock to the first step, s: what published logs show in the median (training_rounds)."""
+"""From the start of the clock to the first step, s; assumed."""
 
 
 def request_of(
@@ -53,8 +52,7 @@ def request_of(
     if graphs not in (None, *GRAPHS):
         raise UserError(f"--graphs {graphs}: use {', '.join(GRAPHS)}")
     config: RunConfig = resolve(workload, preset, round_)
-    known = system in systems.names() or system.endswith(".toml") or system == systems.LOCAL
-    found = systems.load(system) if known else systems.find(system)
+    found = system_named(system)
     processors = found.accelerator.generation == "cpu"
     name, attention = _precision(precision or (config.plan.precision if processors else "fp8"))
     if processors and name not in ("fp32", "bf16"):
@@ -79,7 +77,7 @@ def request_of(
     return Request(
         config=config,
         round=config.round,
-        system=system if known else found.name,
+        system=system if system.endswith(".toml") else found.name,
         accelerators=gpus,
         nodes=None,
         precision=name,
@@ -154,12 +152,7 @@ def answer(request: Request) -> Answer:
 
 def named_stack(name: str | None, request: Request) -> Stack:
     """The stack of that name, or the one that the request's round ran on."""
-    return stacks.load(name) if name else predict_stack(request)
-
-
-def predict_stack(request: Request) -> Stack:
-    """The stack that a request's round ran on."""
-    return stack_of(request, system_of(request))
+    return stacks.load(name) if name else stack_of(request, system_of(request))
 
 
 def found(request: Request, stack: Stack, progress: Progress | None = None) -> Found:

@@ -49,7 +49,11 @@ class Prediction:
 
 def system_of(request: Request) -> System:
     """The system that a request names."""
-    name = request.system
+    return system_named(request.system)
+
+
+def system_named(name: str) -> System:
+    """A system by its own name, by its file, or by a name under which results are published."""
     known = (systems.LOCAL, *systems.names())
     return systems.load(name) if name in known or name.endswith(".toml") else systems.find(name)
 

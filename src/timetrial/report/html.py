@@ -7,16 +7,14 @@ its final name and renamed, so that a reader never sees half of one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timetrial
-from timetrial.errors import UserError
+from timetrial.report import pages, summary, text
 from timetrial.report import run as runs
-from timetrial.report import summary, text
 
 NAME = "report.html"
 MOST_ROWS = 400
@@ -39,31 +37,12 @@ def write(run_dir: Path) -> Path:
     damaged, or when the page cannot be written.
     """
     run_dir = Path(run_dir)
-    page = render(runs.read(run_dir))
-    path = run_dir / NAME
-    temporary = run_dir / f".{NAME}.{os.getpid()}"
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    return pages.write(render(runs.read(run_dir)), run_dir / NAME)
 
 
 def render(run: runs.Run) -> str:
     """The page as HTML text."""
-    import jinja2  # here, not above: what merely imports this package pays for neither
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("timetrial.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["svg"] = Markup  # charts are ours; everything else is escaped
+    environment = pages.environment()
     environment.filters.update(
         count=text.count, duration=text.duration, percent=text.percent, plain=text.plain, date=text.date
     )
@@ -71,7 +50,7 @@ def render(run: runs.Run) -> str:
     environment.globals["gap"] = lambda value: (
         ("+" if value > 0 else "") + text.significant(value).replace("-", text.MINUS)
     )
-    style = Markup((Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8"))
+    style = pages.style("report.css")
     every = max(1, -(-len(run.evaluations) // MOST_ROWS))
     return environment.get_template("report.html.j2").render(
         style=style,

@@ -5,17 +5,15 @@ As the run's report (`html.py`), the page asks nothing of the network, has no sc
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timetrial
-from timetrial.errors import UserError
 from timetrial.predict.memory import GIB, Memory
+from timetrial.report import pages, text
 from timetrial.report import prediction_charts as charts
 from timetrial.report import prediction_timeline as timeline
-from timetrial.report import text
 from timetrial.report.prediction_mapping import mapping
 from timetrial.report.prediction_record import (
     PARTS,
@@ -55,38 +53,17 @@ class Chart:
 
 def write_page(answered: Answered, path: str | Path) -> Path:
     """Write the page to `path`, beside it and renamed, and return it. Raises UserError when it cannot be written."""
-    path = Path(path)
-    content = page(answered)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    return pages.write(page(answered), Path(path))
 
 
 def page(answered: Answered) -> str:
     """The page as HTML text."""
-    import jinja2  # here, not above: what merely imports this package pays for neither
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("timetrial.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["svg"] = Markup  # charts are ours; everything else is escaped
+    environment = pages.environment()
     environment.filters.update(count=text.count, duration=text.duration, percent=text.percent, size=text.size)
     environment.filters["rate"] = lambda value: text.significant(value, 4)
-    folder = Path(__file__).parent / "templates"
-    style = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("report.css", "prediction.css"))
     found = sure(answered)
     return environment.get_template("prediction.html.j2").render(
-        style=Markup(style),
+        style=pages.style("report.css", "prediction.css"),
         title=answered.title,
         facts=_facts(answered),
         verdict=_verdict(answered),

@@ -6,7 +6,6 @@ fitted to all (rings). As all pages here, it asks nothing of the network, has no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ import timetrial
 from timetrial.errors import UserError
 from timetrial.predict import fit, refit
 from timetrial.predict.sure import Validated
+from timetrial.report import pages, text
 from timetrial.report import residual_charts as charts
-from timetrial.report import text
 
 WITHIN = charts.BANDS
 """Shares of runs within these errors are told."""
@@ -49,38 +48,17 @@ def write_page(runs: Sequence[Validated], path: str | Path) -> Path:
 
     Raises UserError where there are no runs, and where it cannot be written.
     """
-    path = Path(path)
-    content = page(runs)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    return pages.write(page(runs), Path(path))
 
 
 def page(runs: Sequence[Validated]) -> str:
     """The page as HTML text. Raises UserError where there are no runs."""
-    import jinja2  # here, not above: what merely imports this package pays for neither
-    from markupsafe import Markup
-
     if not runs:
         raise UserError("nothing was validated: run `timetrial validate --fit DIR` with rows that can be predicted")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("timetrial.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["svg"] = Markup  # charts are ours; everything else is escaped
+    environment = pages.environment()
     environment.filters.update(count=text.count, duration=text.duration, signed=signed, size=unsigned)
-    folder = Path(__file__).parent / "templates"
-    style = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("report.css", "prediction.css"))
     return environment.get_template("residuals.html.j2").render(
-        style=Markup(style),
+        style=pages.style("report.css", "prediction.css"),
         same=one_kind(runs),
         runs=len(runs),
         configurations=len(refit.distinct(runs)),
