@@ -1,0 +1,193 @@
+"""What a result is: runs, findings and the result of one benchmark on one system.
+
+A *run* is one result log. A *result* is what the runs of one benchmark directory make together:
+one score. Events are kept for one run at a time; everything that later stages need of a run stands
+in `Run`, so that a whole round's repository needs no more memory than its table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Level = Literal["fail", "warn", "note"]
+"""fail: the result does not stand; warn: a reviewer would ask; note: worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One `:::MLLOG` line."""
+
+    time_ms: int
+    """Unix time, milliseconds."""
+    kind: Literal["point", "start", "end"]
+    """POINT_IN_TIME, INTERVAL_START or INTERVAL_END."""
+    key: str
+    value: Any
+    metadata: dict[str, Any]
+    line: int
+    """Line number in the file, from 1."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found."""
+
+    level: Level
+    rule: str
+    """Short name of the rule, e.g. `llama31_8b.opt_adamw_epsilon` or `reader.truncated`."""
+    found: str
+    """What stands in the log, tree or description."""
+    asked: str
+    """What the rule asks."""
+    source: str
+    """Where the rule stands: file and line of rules text, configuration or checker."""
+    change: str
+    """What to change."""
+    path: Path | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """One log as read: its events in file order and what was odd about the file."""
+
+    path: Path
+    events: tuple[LogEvent, ...]
+    findings: tuple[Finding, ...] = ()
+    """The reader's: foreign lines, truncated tail, clock running backwards, encodings, ..."""
+    lines: int = 0
+    bytes: int = 0
+
+    def all(self, key: str) -> list[LogEvent]:
+        """Every event of this key, in file order."""
+        return [event for event in self.events if event.key == key]
+
+    def first(self, key: str) -> LogEvent | None:
+        return next((event for event in self.events if event.key == key), None)
+
+    def last(self, key: str) -> LogEvent | None:
+        return next((event for event in reversed(self.events) if event.key == key), None)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run came to; by the official summarizer's arithmetic."""
+
+    path: Path
+    converged: bool
+    """run_stop says success (and the log is whole)."""
+    status: str
+    """success, aborted, or why there is none: `no run_stop`, `no run_start`, `unreadable`."""
+    time_min: float | None
+    """run_stop - run_start, minutes; None where either is missing."""
+    samples: float | None
+    """What the reference-convergence test compares: the benchmark's unit at convergence."""
+    quality: float | None
+    """The last evaluation."""
+    gbs: int | None
+    seed: int | None
+    dropped: Literal["", "fastest", "slowest"] = ""
+    """Left out of the olympic mean as which."""
+    findings: tuple[Finding, ...] = ()
+    time: RunTime | None = None
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Single-valued hyperparameter and submission keys of the log."""
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """Where the time of one run went; seconds unless said."""
+
+    init_s: float | None
+    """init_start to run_start."""
+    train_s: float | None
+    """Training blocks."""
+    eval_s: float | None
+    gap_s: float | None
+    """Between run_start and run_stop, in neither block nor evaluation."""
+    steps: int | None
+    step_s: float | None
+    """Median step."""
+    step_p10_s: float | None
+    step_p90_s: float | None
+    step_source: str
+    """Where step times are from: logged steps, blocks, logged throughput, or why there are none."""
+    slow_first_s: float | None
+    """What the first steps took beyond the median."""
+    samples_per_s: float | None
+    """Training samples a second while training."""
+    tflops_per_accelerator: float | None
+    """Model TFLOP/s; recomputation never counted."""
+    mfu: float | None
+    mfu_basis: str
+    """Peak and count of FLOPs used, in words; empty where no MFU is given."""
+    stragglers: tuple[tuple[int, float], ...] = ()
+    """(step, seconds) of steps that took more than twice the median after the first ones."""
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """The reference-convergence test of one result (mlperf-logging rcp_checker)."""
+
+    passed: bool | None
+    """None where the round has no reference for the benchmark."""
+    samples_mean: float | None
+    """Olympic mean of the runs' samples to converge."""
+    reference_mean: float | None
+    reference_stdev: float | None
+    reference_min: float | None
+    """The fastest mean that passes the t-test."""
+    reference: str
+    """Which points were used: one, or two and between which batch sizes, pruned or full."""
+    scaling_factor: float
+    """What the time is multiplied by: 1 or more."""
+    scaling_source: str
+    """`scaling.json` or `computed`."""
+    unit: str
+    """samples, epochs or epoch_fraction."""
+    evals_to_fastest: float | None = None
+    """Evaluations by which the mean lies after (+) or before (-) the fastest that passes."""
+    why: str = ""
+    """One sentence."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of the runs by the power rules, where power logs lie beside."""
+
+    joules: float
+    average_w: float
+    runs: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One benchmark on one system in one round."""
+
+    path: Path
+    round: str
+    """v5.0; empty where unknown."""
+    organization: str
+    system: str
+    """Name of the system's directory and description."""
+    benchmark: str
+    division: str
+    accelerator: str
+    accelerators: int | None
+    nodes: int | None
+    gbs: int | None
+    score_min: float | None
+    """Minutes, olympic mean times scaling factor; None where there is none."""
+    unscaled_min: float | None
+    runs: tuple[Run, ...]
+    convergence: Convergence | None
+    verdict: Literal["stands", "fails", "unread", "mini"]
+    findings: tuple[Finding, ...]
+    official: tuple[str, ...] = ()
+    """What the official checker says, word for word; first line its verdict."""
+    energy: Energy | None = None
+    unverified: bool = True
+    """False for rows of the bundled table of published results."""
