@@ -164,6 +164,46 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What is known of a result beyond its score: means over the runs that its score is made of."""
+
+    samples: float | None = None
+    """Samples to converge, in `unit`; None where unknown, as below."""
+    unit: str = ""
+    """samples, epochs, epoch_fraction or tokens."""
+    steps: float | None = None
+    """Optimizer steps to converge."""
+    scale: float | None = None
+    """Scaling factor in the score: 1 or more."""
+    step_s: float | None = None
+    """Median step, seconds."""
+    samples_per_s: float | None = None
+    """Training samples (sequences, images) a second, all accelerators together."""
+    rate_source: str = ""
+    """Where the rate comes from, in words."""
+    eval_s: float | None = None
+    """Evaluation, seconds a run."""
+    init_s: float | None = None
+    """Before the clock starts, seconds a run."""
+    runs: int | None = None
+    """Runs submitted, those that did not converge among them."""
+    not_converged: int | None = None
+    """Runs that missed the target."""
+    run_min: float | None = None
+    """Fastest run, minutes, unscaled."""
+    run_max: float | None = None
+    """Slowest run, minutes, unscaled."""
+    precision: str = ""
+    """Format of linear layers, e.g. fp8 or nvfp4+fp8attn; empty where unknown."""
+    plan: str = ""
+    """Parallel degrees, e.g. `tp8 cp2 pp8 vp8 dp4 mbs1`; empty where unknown."""
+    tflops_per_accelerator: float | None = None
+    """Model TFLOP/s; recomputation never counted."""
+    basis: str = ""
+    """Where the score comes from, in words."""
+
+
+@dataclass(frozen=True)
 class Result:
     """One benchmark on one system in one round."""
 
@@ -191,3 +231,9 @@ class Result:
     energy: Energy | None = None
     unverified: bool = True
     """False for rows of the bundled table of published results."""
+    figures: Figures | None = None
+    """Of a published row, which has no runs; None for results that were read from logs."""
+    source: str = ""
+    """Where a published row stands; empty for results that were read from logs."""
+    system_name: str = ""
+    """Title of the system by its description; empty where unknown."""
