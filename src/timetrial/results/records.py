@@ -7,6 +7,7 @@ in `Run`, so that a whole round's repository needs no more memory than its table
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,10 @@ class RunLog:
     """The reader's: foreign lines, truncated tail, clock running backwards, encodings, ..."""
     lines: int = 0
     bytes: int = 0
+    thinned: dict[str, int] = field(default_factory=dict)
+    """Key -> events not kept because the log has so many; empty for most logs."""
+    step_times: array[float] = field(default_factory=lambda: array("d"))
+    """`train_step_time` of the tracked_stats events that were not kept, seconds, in file order."""
 
     def all(self, key: str) -> list[LogEvent]:
         """Every event of this key, in file order."""
