@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from timetrial.errors import UserError
-from timetrial.results.compare import Comparison, Pair, compare, parse, scaling_table
+from timetrial.results.compare import DOUBTFUL, Comparison, Pair, compare, parse, scaling_table
 from timetrial.results.published import one, published, table
 from timetrial.results.records import Convergence, Result, Run, RunTime
 from timetrial.results.sides import side
@@ -51,6 +51,19 @@ def test_speedups_announced_with_v5_0(
     assert f"{found.speedup:.1f}" == f"{found.per_accelerator:.1f}" == announced
     assert f"{found.equal_batch_per_accelerator:.1f}" == equal_batch
     assert found.efficiency is None  # different accelerators do not scale
+
+
+def test_only_gb200_gives_the_announced_stable_diffusion() -> None:
+    """Of NVIDIA's entries of v5.0 with 8 accelerators; the other two figures B200 would give as well."""
+    found = {
+        base: f"{pair(base, own).speedup:.1f}"
+        for base, own in (
+            (H100_LORA, "v5.0/NVIDIA/llama2_70b_lora/nyx_n1_*"),
+            (H100_SD, "v5.0/NVIDIA/stable_diffusion/nyx_n1_*"),
+            (H100_RGAT, "v5.0/NVIDIA/rgat/nyx_n1_*"),
+        )
+    }
+    assert list(found.values()) == ["2.5", "2.4", "2.2"]
 
 
 def test_scaling_announced_with_v5_0() -> None:
@@ -113,6 +126,15 @@ def test_evaluation_share() -> None:
     shares = [side(result).eval_share for result in table()]
     assert all(share is None or 0 <= share <= 1 for share in shares)
     assert sum(share is not None for share in shares) > 500
+
+
+def test_throughput_that_does_not_make_up_the_time_is_doubted() -> None:
+    found = pair("v5.1/University-of-Florida/retinanet?accelerators=8", "v5.1/University-of-Florida/retinanet?nodes=2")
+    assert any("make 41% of its time; throughput is doubtful" in warning for warning in found.warnings)
+    assert not any("doubtful" in warning for warning in pair(H100_405B, GB200_405B).warnings)
+    far = [r for r in table() if abs((side(r).explained or 1) - 1) > DOUBTFUL]
+    assert len(far) == 19
+    assert sum(result.benchmark == "dlrm_dcnv2" for result in far) == 11
 
 
 def test_energy() -> None:
@@ -278,3 +300,27 @@ def test_any_side_may_be_the_base() -> None:
     compared = compare([one(H100_405B), one(GB200_405B), one(GB200_405B_2496)], base=1)
     assert [found.own for found in compared.pairs] == [0, 2]
     assert compared.pairs[0].speedup == pytest.approx(121.0926 / 269.1216)
+
+
+def test_the_document_tells_what_the_comparison_says() -> None:
+    """The table of announcements in docs/compare.md, cell by cell."""
+    text = (Path(__file__).parent.parent / "docs" / "compare.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| `v")]
+    assert len(lines) == 5
+    for line in lines:
+        base, own, announced, *cells = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        found, first, second = pair(base, own), one(base), one(own)
+        factor = found.efficiency or found.speedup
+        wanted = [
+            factor,
+            found.equal_batch_efficiency or found.equal_batch_speedup,
+            found.throughput,
+            found.convergence,
+        ]
+        assert cells[0] == f"{first.score_min:.4f}, {second.score_min:.4f}"
+        assert cells[1] == f"{first.gbs:,}, {second.gbs:,}"
+        assert cells[2:] == [f"{figure:.3f}" for figure in wanted]
+        if announced.endswith("x"):
+            assert f"{factor:.1f}x" == announced
+        else:
+            assert f"{math.floor(100 * factor)} %" == announced

@@ -31,6 +31,8 @@ class Side:
     """Evaluation's part of the run time, 0 to 1."""
     eval_note: str
     """Why there is no share; empty where there is one."""
+    explained: float | None
+    """Part of the run time that samples over throughput and evaluation make; far from 1, the throughput is doubtful."""
     warnings: tuple[str, ...]
     """What keeps this result from standing beside a published one."""
 
@@ -51,6 +53,7 @@ def side(result: Result) -> Side:
         reference=None if result.gbs is None else reference_samples(result.benchmark, result.round, result.gbs),
         eval_share=share,
         eval_note=note,
+        explained=_explained(result, figures, rate),
         warnings=_warnings(result),
     )
 
@@ -129,6 +132,13 @@ def _eval_share(result: Result, figures: Figures) -> tuple[float | None, str]:
         return None, "no evaluation times"
     share = figures.eval_s / (60 * result.unscaled_min)
     return (share, "") if share <= 1 else (None, "evaluation took longer than the run")
+
+
+def _explained(result: Result, figures: Figures, rate: float | None) -> float | None:
+    outside = 0.0 if _offline(result) else figures.eval_s
+    if not rate or not result.unscaled_min or outside is None or figures.steps is None or result.gbs is None:
+        return None
+    return (figures.steps * result.gbs / rate + outside) / (60 * result.unscaled_min)
 
 
 def _warnings(result: Result) -> tuple[str, ...]:
