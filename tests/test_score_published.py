@@ -11,7 +11,7 @@ from timetrial.results import make_published
 from timetrial.results.published import one, published, rows, table
 from timetrial.results.reference import reference_samples, target
 
-FACTS = Path("/work/shared/facts")
+FACTS = Path(__file__).parents[2] / "shared" / "facts"
 needs_facts = pytest.mark.skipif(not FACTS.is_dir(), reason="the facts are not here")
 
 
