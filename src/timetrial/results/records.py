@@ -98,7 +98,17 @@ class Run:
     findings: tuple[Finding, ...] = ()
     time: RunTime | None = None
     keys: dict[str, Any] = field(default_factory=dict)
-    """Single-valued hyperparameter and submission keys of the log."""
+    """Single-valued hyperparameter and submission keys of the log; the last value where there are several."""
+    benchmark: str = ""
+    """`submission_benchmark` of the log."""
+    start_ms: int | None = None
+    """run_start, Unix time in milliseconds."""
+    stop_ms: int | None = None
+    """run_stop, Unix time in milliseconds."""
+    eval_every: float | None = None
+    """Between two evaluations, in the unit of `samples`; the median."""
+    broken: bool = False
+    """The official reader would refuse the log: some line of it is no event."""
 
 
 @dataclass(frozen=True)
