@@ -139,7 +139,17 @@ class RunTime:
     mfu_basis: str
     """Peak and count of FLOPs used, in words; empty where no MFU is given."""
     stragglers: tuple[tuple[int, float], ...] = ()
-    """(step, seconds) of steps that took more than twice the median after the first ones."""
+    """(step, from 1; seconds) of steps that took more than twice the median after the first ones; the 100 slowest."""
+    total_s: float | None = None
+    """run_start to run_stop; train_s, eval_s and gap_s add up to it."""
+    eval_off_clock_s: float | None = None
+    """Evaluation before run_start or after run_stop, where there was some."""
+    overlap_s: float | None = None
+    """Part of eval_s during which training had begun again, where there was some."""
+    stragglers_count: int = 0
+    """All steps over twice the median after the first ones."""
+    flops_basis: str = ""
+    """How FLOPs of a sample were counted, and whether causal attention is halved; else why there are none."""
 
 
 @dataclass(frozen=True)
