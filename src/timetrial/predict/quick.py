@@ -36,7 +36,7 @@ def quick_s(plan: Plan, durations: Durations) -> float:
     By `formula_s` on equal stages (0.1 ms for pp = vp = 8), else by a few rounds laid out and continued (some 5 ms).
     Raises UserError on counts that the schedule does not fit.
     """
-    if plan.schedule != "zbv" and all(map(_equal, (durations.forward_s, durations.backward_s))):
+    if plan.schedule != "zbv" and _even(durations):
         return formula_s(plan, durations)
     return continued_s(plan, durations)
 
@@ -72,8 +72,17 @@ def _work(plan: Plan, d: Durations) -> list[float]:
     for stage, forward in enumerate(d.forward_s):
         split = plan.schedule != "1f1b"
         backward = d.backward_input_s[stage] + d.backward_weight_s[stage] if split else d.backward_s[stage]
-        work[stage_rank(stage, plan)] += forward + backward
+        extra = sum(waits[stage] for waits in (d.forward_data_s, d.backward_data_s) if waits)
+        work[stage_rank(stage, plan)] += forward + backward + extra
     return work
+
+
+def _even(d: Durations) -> bool:
+    """Whether all stages take the same time, with what their passes wait for."""
+    zeros = (0.0,) * len(d.forward_s)
+    waits = (d.forward_data_s or zeros, d.backward_data_s or zeros)
+    pairs = zip((d.forward_s, d.backward_s), waits, strict=True)
+    return all(_equal(tuple(map(sum, zip(*pair, strict=True)))) for pair in pairs)
 
 
 def _equal(seconds: tuple[float, ...]) -> bool:
@@ -94,6 +103,10 @@ class _Chains:
         self.f = list(d.forward_s)
         self.b = list(d.backward_input_s if self.split else d.backward_s)
         self.w = list(d.backward_weight_s) if self.split else [0.0] * self.stages
+        if d.forward_data_s:  # waiting inside of a pass makes it longer
+            self.f = [a + b for a, b in zip(self.f, d.forward_data_s, strict=True)]
+        if d.backward_data_s:
+            self.b = [a + b for a, b in zip(self.b, d.backward_data_s, strict=True)]
         if d.overlap_sends:
             self.x = [a + b for a, b in zip(link, latency, strict=True)] + [0.0]
         else:  # sending is work of the sender's

@@ -41,6 +41,12 @@ class Durations:
     """Whether a rank computes while it sends; otherwise its compute stream waits for each message to be off."""
     overlap_data: bool = True
     """Whether all-gathers and reduce-scatters run beside compute; otherwise all before and all after it."""
+    forward_data_s: tuple[float, ...] = ()
+    """What every forward pass of a stage waits for over data-parallel ranks: sharded parameters, as far as nothing
+    hides them. It stands before the pass. Empty: nothing."""
+    backward_data_s: tuple[float, ...] = ()
+    """The same of every backward pass (or its input half), with gradients that leave for each micro batch. It stands
+    behind the pass. Empty: nothing."""
 
     @classmethod
     def uniform(cls, stages: int, forward_s: float, backward_s: float, link_s: float = 0.0) -> Durations:
@@ -61,7 +67,7 @@ class Interval(NamedTuple):
     stage: int
     """For a send: the stage that it comes from."""
     micro_batch: int
-    """-1 where it is for all of them."""
+    """-1 where it is for all of them. Of a gather or reduction inside of a pass: what is exposed of it."""
     start: float
     """Seconds from the start of the step."""
     end: float
@@ -78,7 +84,7 @@ class RankTime:
     exposed_sends_s: float
     """Waiting for messages on their way, or to be off."""
     exposed_data_s: float
-    """Waiting for parameter all-gathers, and for gradient reduce-scatters at the end."""
+    """Waiting for parameter all-gathers, in passes too, and for gradient reduce-scatters at the end."""
     tail_s: float
     """The part of `exposed_data_s` at the end: the data-parallel tail."""
 
@@ -124,6 +130,11 @@ class _Layout:
             for stage, _, _ in actions:
                 self.rank_of[stage] = rank
         self.cost = self._costs()
+        self.extra = {
+            "F": self._by_stage(durations.forward_data_s, self.stages, "forward_data_s"),
+            "B": self._by_stage(durations.backward_data_s, self.stages, "backward_data_s"),
+        }
+        self.extra |= {"I": self.extra["B"], "W": (0.0,) * self.stages}
         self.link = self._by_stage(durations.link_s, self.stages - 1, "link_s")
         self.latency = self._by_stage(durations.latency_s, self.stages - 1, "latency_s")
         self.gather = self._by_stage(durations.gather_s, self.stages, "gather_s")
@@ -164,7 +175,8 @@ class _Layout:
         data_free, exposed_data = [d[0] for d in data], [d[1] for d in data]
         for rank in range(ranks):
             free[rank] = exposed_data[rank]
-        cost, link, latency, rank_of = self.cost, self.link, self.latency, self.rank_of
+        link, latency, rank_of = self.link, self.latency, self.rank_of
+        cost = {kind: _sums(by_stage, self.extra[kind]) for kind, by_stage in self.cost.items()}
         blocking, trace, last = not self.d.overlap_sends, self.trace, self.stages - 1
         while awake:
             rank = awake.pop()
@@ -191,7 +203,7 @@ class _Layout:
                 end = now + seconds
                 busy[rank] += seconds
                 if trace:
-                    self.rows.append((rank, "compute", kind, stage, i, now, end))
+                    self._pass(rank, kind, stage, i, now, end)
                 now = end
                 if kind != "W":
                     forward = kind == "F"
@@ -225,7 +237,24 @@ class _Layout:
                 position[rank], free[rank] = len(actions), now
         if any(position[rank] < len(actions) for rank, actions in enumerate(self.table)):
             raise ValueError("the ranks of this table wait for each other in a circle")
+        if any(any(by_stage) for by_stage in self.extra.values()):
+            for rank, actions in enumerate(self.table):
+                waited = sum(self.extra[kind][stage] for stage, kind, _ in actions)
+                busy[rank] -= waited
+                exposed_data[rank] += waited
         return self._result(free, busy, bubble, sends, exposed_data, data_free)
+
+    def _pass(self, rank: int, kind: str, stage: int, i: int, start: float, end: float) -> None:
+        """Note a pass, with what it waits for: parameters before a forward pass, gradients behind a backward one."""
+        extra = self.extra[kind][stage]
+        if not extra:
+            self.rows.append((rank, "compute", kind, stage, i, start, end))
+        elif kind == "F":
+            self.rows.append((rank, "data", "gather", stage, i, start, start + extra))
+            self.rows.append((rank, "compute", kind, stage, i, start + extra, end))
+        else:
+            self.rows.append((rank, "compute", kind, stage, i, start, end - extra))
+            self.rows.append((rank, "data", "reduce", stage, i, end - extra, end))
 
     def _gathers(self) -> tuple[list[tuple[float, float]], list[float]]:
         """By rank: end of its all-gathers, and how long all compute waits. By stage: when it is there."""
@@ -287,3 +316,7 @@ class _Layout:
             for r in range(len(free))
         )
         return Timeline(seconds, times, tuple(self.rows))
+
+
+def _sums(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True)) if any(b) else a

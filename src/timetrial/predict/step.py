@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from timetrial.config import Plan, RunConfig
 from timetrial.parallel.plan import split_layers, stage_rank
 from timetrial.predict import actions, network, placement, schedule
+from timetrial.predict.data_parallel import DataParallel, Waits
 from timetrial.predict.kernels import Layer
 from timetrial.predict.price import LayerSeconds, Pricing, Seconds, Totals
 from timetrial.systems.system import System
@@ -70,14 +71,19 @@ def passes(layers: Mapping[str, Layer], pricing: Pricing) -> Passes:
     }
 
 
-def stages_of(config: RunConfig, layers: Mapping[str, Layer], pricing: Pricing, known: Passes) -> list[Stage]:
-    """The virtual stages of the plan, in the order of the model, each with its time."""
-    plan = config.plan
+def kind_seconds(known: Passes, pricing: Pricing) -> dict[str, LayerSeconds]:
+    """Seconds of one micro batch through each kind of layer; of several ways of a kind those of the fastest."""
     cost: dict[str, LayerSeconds] = {}
     for name, totals in known.items():  # "block by heads" is another way of "block": the faster counts
         kind, found = name.partition(" by ")[0], pricing.layer_s(*totals)
         if kind not in cost or found.total < cost[kind].total:
             cost[kind] = found
+    return cost
+
+
+def stages_of(config: RunConfig, layers: Mapping[str, Layer], cost: Mapping[str, LayerSeconds]) -> list[Stage]:
+    """The virtual stages of the plan, in the order of the model, each with its time. `cost`: of `kind_seconds`."""
+    plan = config.plan
     alike: dict[tuple[bool, int, bool], tuple[LayerSeconds, int, int]] = {}
     made = []
     for i, (embed, kept, head) in enumerate(split_layers(config.model.n_layers, plan.pp * plan.vp)):
@@ -111,14 +117,15 @@ def predict_step(
     """
     plan, fit = config.plan, pricing.fitted
     m = plan.grad_accumulation_steps
-    stages = stages_of(config, layers, pricing, known or passes(layers, pricing))
+    cost = kind_seconds(known or passes(layers, pricing), pricing)
+    stages = stages_of(config, layers, cost)
     by_rank = [[s for s in stages if s.rank == rank] for rank in range(plan.pp)]
     work = [sum((s.seconds.forward + s.seconds.backward for s in own), Seconds()) * m for own in by_rank]
     busiest = max(range(plan.pp), key=lambda r: work[r].total)
     parts = dict(work[busiest].parts)
-    gathers, scatters = _data_parallel(plan, stages, system, pricing)
+    data = _data_parallel(config, stages, DataParallel(plan, system, pricing, layers, cost))
     timeline = None
-    durations = _durations(config, stages, gathers, scatters, system, pricing)
+    durations = _durations(config, stages, data, system, pricing)
     if plan.pp > 1:
         if pipeline_s is not None:
             parts["bubble"] = pipeline_s(plan, durations) - work[busiest].total
@@ -128,43 +135,41 @@ def predict_step(
             parts["pp"], parts["dp"] = rank.exposed_sends_s, rank.exposed_data_s
             parts["bubble"] = timeline.seconds - work[busiest].total - parts["pp"] - parts["dp"]
     else:
-        first, last = stages[0].seconds.forward.total, stages[0].seconds.backward.total
-        often = m if plan.zero_stage == 3 else 1  # sharded parameters come for each pass, and gradients leave
-        parts["dp"] = pricing.exposed_s("dp", sum(gathers) * often, fit.dp_overlap * first * often)
-        again = sum(gathers) * often if plan.zero_stage == 3 else 0.0
-        parts["dp"] += pricing.exposed_s("dp", sum(scatters) * often + again, fit.dp_overlap * last * often)
+        parts["dp"] = _exposed(plan, stages[0], data[0], pricing)
     held = max(sum(s.trained for s in own) for own in by_rank) / plan.shard_size
     parts["optimizer"] = pricing.rates.memory_s(held * OPTIMIZER_BYTES / fit.memory)
     parts["fixed"] = fit.step_s
-    return Step(sum(parts.values()), parts, tuple(stages), m, timeline, durations, _evaluation(config, by_rank))
+    evaluation = _evaluation(config, stages, [waits.forward for waits in data])
+    return Step(sum(parts.values()), parts, tuple(stages), m, timeline, durations, evaluation)
 
 
-def _data_parallel(
-    plan: Plan, stages: list[Stage], system: System, pricing: Pricing
-) -> tuple[list[float], list[float]]:
-    """Seconds of each stage's parameter all-gather and gradient reduce-scatter over its data-parallel ranks."""
-    if plan.dp * plan.cp == 1:
-        return [0.0] * len(stages), [0.0] * len(stages)
-    stack = pricing.stack
-    lies = placement.lie(plan, system, "dp-cp")
+def _buckets(plan: Plan, elements: int, pricing: Pricing) -> int:
+    """In how many parts gradients leave and parameters come."""
+    size = pricing.stack.bucket_elements or max(40e6, 1e6 * plan.dp * plan.cp)
+    return max(1, math.ceil(elements / size))
 
-    def seconds(kind: str, elements: int, size: float) -> float:
-        return network.collective_s(kind, int(elements * size), lies, system).seconds / pricing.fitted.network
 
-    # sharded parameters are gathered whether they are trained or not; others only after they have changed
-    gathered = [s.weights if plan.zero_stage == 3 else s.trained for s in stages]
-    gather = {n: seconds("all_gather", n, stack.parameter_bytes) for n in set(gathered)}
-    scatter = {n: seconds("reduce_scatter", n, stack.gradient_bytes) for n in {s.trained for s in stages}}
-    return [gather[n] for n in gathered], [scatter[s.trained] for s in stages]
+def _data_parallel(config: RunConfig, stages: list[Stage], prices: DataParallel) -> list[Waits]:
+    """What each stage waits for over its data-parallel ranks; stages of the same layers for the same."""
+    alike: dict[tuple[int, bool, bool], Waits] = {}
+    for s in stages:
+        key = (s.layers, s.embed, s.head)
+        if key not in alike:
+            alike[key] = prices.waits(*key)
+    return [alike[s.layers, s.embed, s.head] for s in stages]
+
+
+def _exposed(plan: Plan, stage: Stage, waits: Waits, pricing: Pricing) -> float:
+    """Seconds of data-parallel communication in a step without a pipeline."""
+    m, overlap = plan.grad_accumulation_steps, pricing.fitted.dp_overlap
+    first, last = (overlap * way.total for way in (stage.seconds.forward, stage.seconds.backward))
+    reduce = pricing.exposed_s("dp", waits.reduce, last) if plan.zero_stage == 1 else waits.reduce
+    every = m * (waits.forward + waits.backward) + (m - 1) * waits.between
+    return pricing.exposed_s("dp", waits.gather, first) + every + reduce
 
 
 def _durations(
-    config: RunConfig,
-    stages: list[Stage],
-    gathers: list[float],
-    scatters: list[float],
-    system: System,
-    pricing: Pricing,
+    config: RunConfig, stages: list[Stage], data: list[Waits], system: System, pricing: Pricing
 ) -> schedule.Durations:
     plan, edges = config.plan, len(stages) - 1
     link = latency = 0.0
@@ -173,6 +178,8 @@ def _durations(
         link, latency = network.send_s(size, placement.lie(plan, system, "edge"), system)
     backward = [s.seconds.backward.total for s in stages]
     weight = [s.seconds.weight for s in stages]
+    piped = data if plan.pp > 1 else []  # without a pipeline the step adds what is exposed
+    every = [waits.every_pass(plan.grad_accumulation_steps) for waits in piped]
     return schedule.Durations(
         forward_s=tuple(s.seconds.forward.total for s in stages),
         backward_s=tuple(backward),
@@ -180,16 +187,20 @@ def _durations(
         backward_weight_s=tuple(weight),
         link_s=(link / pricing.fitted.network,) * edges,
         latency_s=(latency,) * edges,
-        gather_s=tuple(gathers) if plan.pp > 1 else (),  # without a pipeline the step adds what is exposed
-        reduce_s=tuple(scatters) if plan.pp > 1 else (),
+        gather_s=tuple(waits.gather for waits in piped),
+        reduce_s=tuple(waits.reduce for waits in piped),
+        forward_data_s=tuple(forward for forward, _ in every),
+        backward_data_s=tuple(backward for _, backward in every),
         overlap_sends="pp" in pricing.stack.overlaps,
         overlap_data="dp" in pricing.overlaps,
     )
 
 
-def _evaluation(config: RunConfig, by_rank: list[list[Stage]]) -> float:
-    """Forward passes alone, over one evaluation's samples."""
+def _evaluation(config: RunConfig, stages: list[Stage], waits: list[float]) -> float:
+    """Forward passes alone, over one evaluation's samples. `waits` of a pass for parameters, by stage, s."""
     plan = config.plan
-    forward = max(sum(s.seconds.forward.total for s in own) for own in by_rank)
+    by_rank = [0.0] * plan.pp
+    for stage, gathers in zip(stages, waits, strict=True):
+        by_rank[stage.rank] += stage.seconds.forward.total + gathers
     batches = math.ceil(config.evaluation.samples / (plan.mbs * plan.dp))
-    return forward * (batches + (plan.pp - 1) / plan.vp)
+    return max(by_rank) * (batches + (plan.pp - 1) / plan.vp)
