@@ -42,7 +42,7 @@ ALLOWED_405B = 46080
 """Samples, one evaluation of v5.0, by which llama31_405b may be faster."""
 EPOCH_FRACTIONS = frozenset(("dlrm_dcnv2", "gnn", "rgat"))
 EPOCHS = frozenset(("maskrcnn", "resnet", "retinanet", "ssd", "rnnt"))
-"""Others count samples: bert and gpt3 call theirs epochs too, and unet3d counts images."""
+"""Others count samples, whatever the logs call them: bert's and unet3d's epoch_num counts samples too."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ class Choice:
 
 
 def unit(benchmark: str) -> str:
-    """samples, epochs or epoch_fraction."""
+    """samples, epochs, epoch_fraction or tokens."""
+    if benchmark == "gpt3":
+        return "tokens"
     return "epoch_fraction" if benchmark in EPOCH_FRACTIONS else "epochs" if benchmark in EPOCHS else "samples"
 
 

@@ -1,0 +1,249 @@
+"""The score of one result: olympic mean of its runs' times, times the convergence test's factor.
+
+By mlperf-logging 4.1.68 result_summarizer.py (181-206, 337-433): the fastest and the slowest run are left out (unet3d:
+four each), a run that did not converge counts as the slowest, the rest's mean is multiplied by the factor of
+scaling.json. Where the official arithmetic gives no score (too few runs, too many that did not converge), there is
+none here.
+
+Where scaling.json is missing the factor is the one that the convergence test computes, since the official package
+checker writes just that (rcp_checker.py:419-470); all published results agree with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from timetrial.results import convergence, rounds
+from timetrial.results.records import Convergence, Finding, Level, Result, Run
+from timetrial.results.tree import Entry
+
+SUMMARIZER = "mlperf-logging 4.1.68 result_summarizer.py"
+PACKAGE = "mlperf-logging 4.1.68 package_checker.py"
+MINI = "_mini"
+ALIASES = {"mask": "maskrcnn"}
+"""Directory -> benchmark (result_summarizer.py:80)."""
+SAME = 1e-6
+"""Relative difference of two factors that are the same."""
+
+
+def olympic_mean(times: Sequence[float], failed: int, rejected: int) -> float | None:
+    """Mean of `times` without the `rejected` fastest and slowest; `failed` further runs, which have no time, are
+    among the slowest. None where more failed than are left out, or where nothing is left."""
+    if failed > rejected:
+        return None
+    counted = sorted(times)[rejected : len(times) - (rejected - failed)]
+    return sum(counted) / len(counted) if counted else None
+
+
+def benchmark_of(entry: Entry, runs: Sequence[Run]) -> str:
+    """The benchmark: of the directory, else of the logs where they agree; empty where they do not."""
+    if entry.benchmark:
+        return ALIASES.get(entry.benchmark, entry.benchmark)
+    named = {run.benchmark for run in runs if run.benchmark}
+    return named.pop() if len(named) == 1 else ""
+
+
+def round_of(entry: Entry, benchmark: str, runs: Sequence[Run]) -> tuple[str, Finding | None]:
+    """The round, and a note where it was guessed."""
+    if entry.round:
+        return entry.round, None
+    start = next((run.start_ms for run in runs if run.start_ms is not None), None)
+    guessed = rounds.guess(benchmark.removesuffix(MINI), start)
+    if guessed:
+        found, change = f"no round in the path; taken for {guessed} by benchmark and date", "name it with --round"
+    else:
+        found, change = f"no round in the path, and none has {benchmark or 'this benchmark'}", "name it with --round"
+    asked = "a directory such as v5.0 or training_results_v5.0 above, or --round"
+    return guessed, _finding(
+        "note", "round", found, asked, "mlperf-logging 4.1.68 benchmark_meta.py", change, entry.path
+    )
+
+
+def division_of(entry: Entry, runs: Sequence[Run]) -> str:
+    """closed or open: of the description, else of the logs; empty where neither says."""
+    said = (entry.description or {}).get("division")
+    if not isinstance(said, str) or not said:
+        said = next((run.keys["submission_division"] for run in runs if "submission_division" in run.keys), "")
+    return said.strip().lower() if isinstance(said, str) else ""
+
+
+def size_of(entry: Entry) -> tuple[int | None, int | None]:
+    """(accelerators, nodes) of the system's description; None where it does not say."""
+    description = entry.description or {}
+    nodes, each = _count(description.get("number_of_nodes")), _count(description.get("accelerators_per_node"))
+    return (nodes * each if nodes is not None and each is not None else None), nodes
+
+
+def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> Result:
+    """The result of an entry's runs.
+
+    `refused` are logs of runs that converged but that the official checker refuses: its summarizer counts them as
+    not converged, and so does this.
+    """
+    findings = list(entry.findings)
+    benchmark = benchmark_of(entry, runs)
+    round_, guessed = round_of(entry, benchmark, runs) if runs else (entry.round, None)
+    findings += [guessed] if guessed else []
+    division = division_of(entry, runs)
+    mini = benchmark.endswith(MINI) or entry.preset == "mini"
+    rejected = convergence.rejected(benchmark)
+    counted = [run for run in runs if run.converged and run.time_min is not None and run.path not in refused]
+    times = [run.time_min for run in counted if run.time_min is not None]
+    failed = len(runs) - len(counted)
+    unscaled = _mini_mean(times, failed) if mini else olympic_mean(times, failed, rejected)
+    consistent = _consistent(entry, runs, benchmark, findings)
+    if not mini:
+        _count_runs(entry, runs, failed, benchmark, findings)
+    gbs = _one({run.gbs for run in runs if run.gbs is not None})
+    tested: Convergence | None = None
+    if not mini and division != "open" and len(runs) > 2:
+        tested = convergence.convergence_of(runs, benchmark, round_, gbs)
+    tested, factor = _factor(entry, tested, unscaled, findings)
+    accelerators, nodes = size_of(entry)
+    description = entry.description or {}
+    result = Result(
+        path=entry.path,
+        round=round_,
+        organization=entry.organization or _key(runs, "submission_org"),
+        system=entry.system or _key(runs, "submission_platform"),
+        benchmark=benchmark,
+        division=division,
+        accelerator=_text(description.get("accelerator_model_name")),
+        accelerators=accelerators,
+        nodes=nodes,
+        gbs=gbs,
+        score_min=unscaled * factor if unscaled is not None and factor is not None and consistent else None,
+        unscaled_min=unscaled if consistent else None,
+        runs=_dropped(runs, counted, rejected, mini),
+        convergence=tested,
+        verdict="mini" if mini else "stands",
+        findings=tuple(findings),
+        system_name=_text(description.get("system_name")),
+    )
+    return dataclasses.replace(result, verdict=verdict(result))
+
+
+def verdict(result: Result) -> Literal["stands", "fails", "unread", "mini"]:
+    """What the findings make of a result: of the result itself any `fail`, of its runs more than may be left out."""
+    if not any(run.time_min is not None or run.keys for run in result.runs):
+        return "unread"
+    if result.verdict == "mini":
+        return "mini"
+    bad = [run for run in result.runs if not run.converged or any(found.level == "fail" for found in run.findings)]
+    allowed = convergence.rejected(result.benchmark) if len(result.runs) > 2 else 0
+    test_failed = result.convergence is not None and result.convergence.passed is False
+    failing = any(found.level == "fail" for found in result.findings)
+    return "fails" if failing or test_failed or len(bad) > allowed else "stands"
+
+
+def _mini_mean(times: list[float], failed: int) -> float | None:
+    """A mini preset has no number of runs to it: olympic from three on, else the mean; all must have converged."""
+    if failed or not times:
+        return None
+    return olympic_mean(times, 0, 1) if len(times) > 2 else sum(times) / len(times)
+
+
+def _consistent(entry: Entry, runs: Sequence[Run], benchmark: str, findings: list[Finding]) -> bool:
+    """Whether the runs are of one benchmark and each another run."""
+    named = sorted({run.benchmark for run in runs if run.benchmark})
+    source = "mlperf-logging 4.1.68 rcp_checker.py:177-190"
+    if len(named) > 1:
+        found = f"logs of {', '.join(named[:4])}"
+        change = "keep one benchmark a directory"
+        findings.append(_finding("fail", "benchmarks", found, "one benchmark", source, change, entry.path))
+        return False
+    if named and entry.benchmark and named[0].removesuffix(MINI) != benchmark:
+        found, asked = f"the logs are of {named[0]}", f"{benchmark}, as the directory says"
+        findings.append(_finding("fail", "benchmark", found, asked, source, "move or rename it", entry.path))
+    sizes = sorted({run.gbs for run in runs if run.gbs is not None})
+    if len(sizes) > 1:
+        found, change = f"batch sizes {', '.join(map(str, sizes[:4]))}", "submit runs of one batch size"
+        findings.append(_finding("fail", "gbs", found, "one global_batch_size", source, change, entry.path))
+    seen: dict[tuple[int | None, int | None], Run] = {}
+    for run in runs:
+        moments = (run.start_ms, run.stop_ms)
+        if None not in moments and moments in seen:
+            found, asked = f"{run.path.name} and {seen[moments].path.name} are of one run", "each run once"
+            rule = "training_policies training_rules.adoc (runs are independent)"
+            findings.append(_finding("fail", "same_run", found, asked, rule, "give one log a run", run.path))
+        seen.setdefault(moments, run)
+    return True
+
+
+def _count_runs(entry: Entry, runs: Sequence[Run], failed: int, benchmark: str, findings: list[Finding]) -> None:
+    wanted = convergence.submission_runs(benchmark)
+    if wanted is not None and runs and len(runs) != wanted:
+        level: Level = "fail" if entry.kind == "benchmark" else "note"
+        found = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+        change = "run the rest" if len(runs) < wanted else "submit the consecutive runs of the median score"
+        source = f"{PACKAGE}:139 and benchmark_meta.py"
+        findings.append(_finding(level, "runs", found, f"{wanted} runs of {benchmark}", source, change, entry.path))
+    rejected = convergence.rejected(benchmark)
+    if len(runs) > 2 and failed > rejected:
+        found = f"{failed} of {len(runs)} runs did not converge or do not count"
+        asked = f"at most {rejected}"
+        findings.append(_finding("fail", "not_converged", found, asked, f"{SUMMARIZER}:386", "run again", entry.path))
+
+
+def _factor(
+    entry: Entry, tested: Convergence | None, unscaled: float | None, findings: list[Finding]
+) -> tuple[Convergence | None, float | None]:
+    """What the time is multiplied by (None where it cannot be known), and the test with its source."""
+    computed = tested.scaling_factor if tested else 1.0
+    source = "mlperf-logging 4.1.68 rcp_checker.py:417-470"
+    if entry.scaling_path is None:
+        if computed > 1 and unscaled is not None:
+            found = f"no scaling.json, though the runs converge faster than the reference: {computed:.6f} was computed"
+            change = "run the official package checker, which writes it; without it the official summarizer says "
+            findings.append(
+                _finding("warn", "scaling", found, "scaling.json", source, f"{change}{unscaled:.4f} min", entry.path)
+            )
+        return tested, computed
+    if entry.scaling is None:  # the tree has a finding
+        return tested, None
+    known = tested is not None and tested.reference_mean is not None
+    if known and abs(entry.scaling - computed) > SAME * computed:
+        found = f"scaling.json says {entry.scaling:.6f}, the logs {computed:.6f}; the score follows scaling.json"
+        change = "let the official package checker write scaling.json again"
+        findings.append(_finding("warn", "scaling", found, "the same", source, change, entry.scaling_path))
+    if tested is not None:
+        tested = dataclasses.replace(tested, scaling_factor=entry.scaling, scaling_source="scaling.json")
+    return tested, entry.scaling
+
+
+def _dropped(runs: Sequence[Run], counted: Sequence[Run], rejected: int, mini: bool) -> tuple[Run, ...]:
+    """The runs, those left out of the mean marked."""
+    order = sorted(counted, key=lambda run: run.time_min or 0.0)
+    failed = len(runs) - len(counted)
+    marks: dict[int, Literal["fastest", "slowest"]] = {}
+    if len(runs) > 2 and failed <= rejected and not (mini and failed):
+        marks |= {id(run): "slowest" for run in order[max(0, len(order) - (rejected - failed)) :]}
+        marks |= {id(run): "fastest" for run in order[:rejected]}
+        uncounted = {id(run) for run in runs} - {id(run) for run in counted}
+        marks |= dict.fromkeys(uncounted, "slowest")
+    return tuple(dataclasses.replace(run, dropped=marks.get(id(run), "")) for run in runs)
+
+
+def _key(runs: Sequence[Run], key: str) -> str:
+    return next((run.keys[key] for run in runs if isinstance(run.keys.get(key), str)), "")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    """A whole number of 0 or more as descriptions write it: "8" or 8."""
+    text = str(value).strip() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _one(values: Collection[int]) -> int | None:
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def _finding(level: Level, rule: str, found: str, asked: str, source: str, change: str, path: Path) -> Finding:
+    return Finding(level, f"score.{rule}", found, asked, source, change, path)
