@@ -21,7 +21,6 @@ from timetrial.results.records import Convergence, Finding, Level, Result, Run
 from timetrial.results.tree import Entry
 
 SUMMARIZER = "mlperf-logging 4.1.68 result_summarizer.py"
-PACKAGE = "mlperf-logging 4.1.68 package_checker.py"
 MINI = "_mini"
 ALIASES = {"mask": "maskrcnn"}
 """Directory -> benchmark (result_summarizer.py:80)."""
@@ -80,8 +79,9 @@ def size_of(entry: Entry) -> tuple[int | None, int | None]:
 def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> Result:
     """The result of an entry's runs.
 
-    `refused` are logs of runs that converged but that the official checker refuses: its summarizer counts them as
-    not converged, and so does this.
+    `refused` are logs of runs that converged but that the official checker refuses. Its summarizer counts them as not
+    converged, and so does this while they may be left out. Where they are more, the official summarizer has no score;
+    here the score is what the runs would come to, with a finding of level `fail`.
     """
     findings = list(entry.findings)
     benchmark = benchmark_of(entry, runs)
@@ -90,17 +90,28 @@ def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> 
     division = division_of(entry, runs)
     mini = benchmark.endswith(MINI) or entry.preset == "mini"
     rejected = convergence.rejected(benchmark)
-    counted = [run for run in runs if run.converged and run.time_min is not None and run.path not in refused]
+    counted = [run for run in runs if run.converged and run.time_min is not None]
+    accepted = [run for run in counted if run.path not in refused]
+    if not mini and len(accepted) < len(counted):
+        if len(runs) - len(accepted) > rejected:
+            findings.append(_refused(entry, len(counted) - len(accepted), len(runs)))
+        else:
+            counted = accepted
     times = [run.time_min for run in counted if run.time_min is not None]
     failed = len(runs) - len(counted)
     unscaled = _mini_mean(times, failed) if mini else olympic_mean(times, failed, rejected)
-    consistent = _consistent(entry, runs, benchmark, findings)
-    if not mini:
-        _count_runs(entry, runs, failed, benchmark, findings)
+    consistent = _consistent(entry, runs, findings)
+    if not mini and runs and unscaled is None:
+        findings.append(_why_none(entry, runs, failed, rejected))
     gbs = _one({run.gbs for run in runs if run.gbs is not None})
     tested: Convergence | None = None
     if not mini and division != "open" and len(runs) > 2:
         tested = convergence.convergence_of(runs, benchmark, round_, gbs)
+    if tested is not None and tested.passed is False:
+        change = "look at the hyperparameters, or ask for a reference point (training_rules.adoc, RCP)"
+        source = "mlperf-logging 4.1.68 rcp_checker.py:426-460, 484-556"
+        asked = "the reference's convergence"
+        findings.append(_finding("fail", "convergence", tested.why, asked, source, change, entry.path))
     tested, factor = _factor(entry, tested, unscaled, findings)
     accelerators, nodes = size_of(entry)
     description = entry.description or {}
@@ -134,9 +145,8 @@ def verdict(result: Result) -> Literal["stands", "fails", "unread", "mini"]:
         return "mini"
     bad = [run for run in result.runs if not run.converged or any(found.level == "fail" for found in run.findings)]
     allowed = convergence.rejected(result.benchmark) if len(result.runs) > 2 else 0
-    test_failed = result.convergence is not None and result.convergence.passed is False
     failing = any(found.level == "fail" for found in result.findings)
-    return "fails" if failing or test_failed or len(bad) > allowed else "stands"
+    return "fails" if failing or len(bad) > allowed else "stands"
 
 
 def _mini_mean(times: list[float], failed: int) -> float | None:
@@ -146,7 +156,7 @@ def _mini_mean(times: list[float], failed: int) -> float | None:
     return olympic_mean(times, 0, 1) if len(times) > 2 else sum(times) / len(times)
 
 
-def _consistent(entry: Entry, runs: Sequence[Run], benchmark: str, findings: list[Finding]) -> bool:
+def _consistent(entry: Entry, runs: Sequence[Run], findings: list[Finding]) -> bool:
     """Whether the runs are of one benchmark and each another run."""
     named = sorted({run.benchmark for run in runs if run.benchmark})
     source = "mlperf-logging 4.1.68 rcp_checker.py:177-190"
@@ -155,13 +165,6 @@ def _consistent(entry: Entry, runs: Sequence[Run], benchmark: str, findings: lis
         change = "keep one benchmark a directory"
         findings.append(_finding("fail", "benchmarks", found, "one benchmark", source, change, entry.path))
         return False
-    if named and entry.benchmark and named[0].removesuffix(MINI) != benchmark:
-        found, asked = f"the logs are of {named[0]}", f"{benchmark}, as the directory says"
-        findings.append(_finding("fail", "benchmark", found, asked, source, "move or rename it", entry.path))
-    sizes = sorted({run.gbs for run in runs if run.gbs is not None})
-    if len(sizes) > 1:
-        found, change = f"batch sizes {', '.join(map(str, sizes[:4]))}", "submit runs of one batch size"
-        findings.append(_finding("fail", "gbs", found, "one global_batch_size", source, change, entry.path))
     seen: dict[tuple[int | None, int | None], Run] = {}
     for run in runs:
         moments = (run.start_ms, run.stop_ms)
@@ -173,19 +176,26 @@ def _consistent(entry: Entry, runs: Sequence[Run], benchmark: str, findings: lis
     return True
 
 
-def _count_runs(entry: Entry, runs: Sequence[Run], failed: int, benchmark: str, findings: list[Finding]) -> None:
-    wanted = convergence.submission_runs(benchmark)
-    if wanted is not None and runs and len(runs) != wanted:
+def _refused(entry: Entry, refused: int, runs: int) -> Finding:
+    found = (
+        f"{refused} of {runs} runs break rules: the official summarizer gives no score; this is what they would score"
+    )
+    change = "see the findings of the runs"
+    return _finding(
+        "fail", "refused", found, "runs that the checker accepts", f"{SUMMARIZER}:137-149", change, entry.path
+    )
+
+
+def _why_none(entry: Entry, runs: Sequence[Run], failed: int, rejected: int) -> Finding:
+    """Why there is no olympic mean."""
+    if (len(runs) - failed <= rejected and failed <= rejected) or len(runs) <= 2 * rejected:
+        found = f"no score: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, of which {failed} do not count"
+        asked, change = f"more than {2 * rejected} runs", "score the directory of all runs"
         level: Level = "fail" if entry.kind == "benchmark" else "note"
-        found = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
-        change = "run the rest" if len(runs) < wanted else "submit the consecutive runs of the median score"
-        source = f"{PACKAGE}:139 and benchmark_meta.py"
-        findings.append(_finding(level, "runs", found, f"{wanted} runs of {benchmark}", source, change, entry.path))
-    rejected = convergence.rejected(benchmark)
-    if len(runs) > 2 and failed > rejected:
-        found = f"{failed} of {len(runs)} runs did not converge or do not count"
-        asked = f"at most {rejected}"
-        findings.append(_finding("fail", "not_converged", found, asked, f"{SUMMARIZER}:386", "run again", entry.path))
+        return _finding(level, "too_few", found, asked, f"{SUMMARIZER}:195-206", change, entry.path)
+    found = f"no score: {failed} of {len(runs)} runs do not count (not converged, or refused by the checker)"
+    asked, change = f"at most {rejected}", "run them again"
+    return _finding("fail", "not_converged", found, asked, f"{SUMMARIZER}:386-412", change, entry.path)
 
 
 def _factor(

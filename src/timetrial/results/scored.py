@@ -1,0 +1,95 @@
+"""One entry from its logs to its result: read, score, check, explain. Holds one log at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from timetrial.errors import UserError
+from timetrial.results.check import check_result, check_run
+from timetrial.results.energy import energy
+from timetrial.results.explain import run_time
+from timetrial.results.read import read
+from timetrial.results.records import Finding, Result, Run, RunLog
+from timetrial.results.runs import run_of
+from timetrial.results.score import benchmark_of, division_of, round_of, score, size_of, verdict
+from timetrial.results.tree import Entry
+
+Progress = Callable[[Path], None]
+"""Called with each log that was read."""
+
+
+def score_entry(entry: Entry, progress: Progress | None = None) -> Result:
+    """The result of one entry with everything that is known of it.
+
+    Raises nothing: what goes wrong inside of this package is a finding `internal.error`, and the result is unread.
+    """
+    try:
+        return _score(entry, progress)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        found = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+        return failed(entry, "internal.error", found, "report it, with the log if you may")
+
+
+def failed(entry: Entry, rule: str, found: str, change: str) -> Result:
+    """The result of an entry that could not be worked on."""
+    finding = Finding("fail", rule, found, "no error", "timetrial", change, entry.path)
+    return dataclasses.replace(score(entry, ()), verdict="unread", findings=(*entry.findings, finding))
+
+
+def _score(entry: Entry, progress: Progress | None) -> Result:
+    accelerators, _ = size_of(entry)
+    accelerator = (entry.description or {}).get("accelerator_model_name")
+    runs: list[Run] = []
+    refused: set[Path] = set()
+    guessed: Finding | None = None
+    known = entry
+    for path in entry.logs:
+        log = read(path)
+        run = run_of(log, entry)
+        benchmark = benchmark_of(entry, [run])
+        if not known.round and benchmark:
+            round_, guessed = round_of(entry, benchmark, [run])
+            known = dataclasses.replace(entry, round=round_, round_source="guess" if round_ else "")
+        if log.events:
+            checked = _checked(log, known.round, benchmark, division_of(entry, [run]))
+            if _refuses(checked):
+                refused.add(path)
+            name = accelerator if isinstance(accelerator, str) else ""
+            time = run_time(log, benchmark, accelerators, name)
+            run = dataclasses.replace(run, findings=(*run.findings, *checked), time=time)
+        runs.append(run)
+        if progress:
+            progress(path)
+    return _whole(known, runs, refused, guessed)
+
+
+def _checked(log: RunLog, round_: str, benchmark: str, division: str) -> tuple[Finding, ...]:
+    try:
+        return check_run(log, round_, benchmark, division)
+    except UserError:
+        return ()  # no rules for the round: check_result says so, once
+
+
+def _refuses(checked: tuple[Finding, ...]) -> bool:
+    """Whether the official checker refuses the log: what fails here fails there too, but for what is told."""
+    if any(finding.rule.startswith("contradiction.") for finding in checked):
+        return False
+    return any(finding.level == "fail" for finding in checked)
+
+
+def _whole(entry: Entry, runs: list[Run], refused: set[Path], guessed: Finding | None) -> Result:
+    result = score(entry, runs, refused)
+    findings = [*([guessed] if guessed else []), *result.findings]
+    if result.runs:
+        findings += check_result(entry, result.runs)
+    if entry.power_logs:
+        factor = result.convergence.scaling_factor if result.convergence else entry.scaling or 1.0
+        joules, said = energy(result.runs, factor)
+        findings += said
+        result = dataclasses.replace(result, energy=joules)
+    result = dataclasses.replace(result, findings=tuple(findings))
+    return dataclasses.replace(result, verdict=verdict(result))

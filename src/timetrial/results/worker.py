@@ -1,0 +1,28 @@
+"""A process that scores entries: pickled entries come on standard input, pickled results go to standard output.
+
+Started by `many.py` alone; ends when its input does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+from timetrial.results.scored import score_entry
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "wb") as results:
+        os.dup2(2, 1)  # whatever prints must not go between the results
+        while True:
+            try:
+                entry = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            pickle.dump(score_entry(entry), results, pickle.HIGHEST_PROTOCOL)
+            results.flush()
+
+
+if __name__ == "__main__":
+    main()
