@@ -109,9 +109,8 @@ def explain(
     if convergence is not None:
         lines.append(convergence_sentence(convergence, interval))
     if energy is not None:
-        lines.append(
-            f"Energy {energy.joules / 3.6e6:,.4g} kWh, {energy.average_w / 1e3:,.4g} kW on average over {energy.runs} runs."
-        )
+        kwh, kw = energy.joules / 3.6e6, energy.average_w / 1e3
+        lines.append(f"Energy {kwh:,.4g} kWh, {kw:,.4g} kW on average over {energy.runs} runs.")
     return lines
 
 
@@ -122,7 +121,7 @@ def _where(time: RunTime) -> list[str]:
         shares = [f"{100 * part / total:.1f} % {name}" for name, part in named if part is not None]
         lines.append(f"{duration(total)} on the clock" + (f": {', '.join(shares)}." if shares else "."))
     if time.overlap_s:
-        lines.append(f"{duration(time.overlap_s)} of the evaluation ran while training had gone on.")
+        lines.append(f"{duration(time.overlap_s)} of the evaluation ran beside training that had begun again.")
     if time.eval_off_clock_s:
         lines.append(f"{duration(time.eval_off_clock_s)} of evaluation off the clock.")
     if time.init_s is not None:

@@ -1,4 +1,4 @@
-"""How much room is left: evaluations to the fastest mean that the convergence test passes, and quality at the target."""
+"""How much room is left: evaluations to the fastest mean that passes the convergence test, quality at the target."""
 
 from __future__ import annotations
 

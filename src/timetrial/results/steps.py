@@ -8,6 +8,7 @@ throughput.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import statistics
 from array import array
@@ -30,6 +31,11 @@ MOST = 100
 """Stragglers kept."""
 IN_EPOCHS = frozenset({"retinanet", "ssd", "resnet", "unet3d", "rgat", "gnn", "dlrm_dcnv2", "dlrm", "maskrcnn"})
 """Benchmarks whose progress is logged in epochs, or parts of one (mlperf-logging rcp_checker)."""
+
+EPOCH_SAMPLES = {"dlrm_dcnv2": 4_195_197_692, "retinanet": 1_170_301, "ssd": 1_170_301}
+"""Samples of an epoch where logs give batches for samples or nothing: DLRM by mlcommons/training_policies
+training_rules.adoc; OpenImages as in published_results.csv (4 epochs are 48,762.5 steps of 96), which fits the batches
+an epoch that logs of v5.0 and v5.1 give: 12,191 of 96 and 4,572 of 256."""
 
 
 @dataclass(frozen=True)
@@ -108,25 +114,40 @@ def _of_logged(times: array[float], count: int | None) -> Steps:
 def _tracked(log: RunLog, parts: Parts) -> tuple[array[float], array[float], array[float]]:
     """(step times, block means of them, throughputs) of the log.
 
-    What is logged while no training interval is open, behind its end, is the mean of a block.
+    Some logs give the mean of a block under the same name, at its end: it comes sooner behind the last step than it
+    says it took, or alone after a block much longer than itself, or behind the block.
     """
     logged, means, rates = array("d"), array("d"), array("d")
-    open_ = 0
+    begun: int | None = None
+    block: list[tuple[int, float]] = []  # (time, seconds) of this block
     for event in log.events:
-        if parts.kind and event.key == f"{parts.kind}_start":
-            open_ += 1
-        elif parts.kind and event.key == f"{parts.kind}_stop":
-            open_ = max(0, open_ - 1)
-        elif isinstance(event.value, Mapping) and event.key == "tracked_stats":
-            for name in STEP_KEYS:
-                seconds = positive(event.value.get(name))
-                if seconds is not None:
-                    (logged if open_ or not parts.kind else means).append(seconds)
+        if parts.kind and event.key in (f"{parts.kind}_start", f"{parts.kind}_stop"):
+            _sort_out(block, begun, logged, means)
+            block = []
+            begun = event.time_ms if event.key.endswith("_start") else None
+        elif event.key == "tracked_stats" and isinstance(event.value, Mapping):
+            for seconds in filter(None, (positive(event.value.get(name)) for name in STEP_KEYS)):
+                if parts.kind and begun is None:
+                    means.append(seconds)
+                else:
+                    block.append((event.time_ms, seconds))
             rate = positive(event.value.get("throughput"))
             if rate is not None:
                 rates.append(rate)
+    _sort_out(block, begun, logged, means)
     logged.extend(seconds for seconds in log.step_times if seconds > 0)
     return logged, means, rates
+
+
+def _sort_out(block: list[tuple[int, float]], begun: int | None, logged: array[float], means: array[float]) -> None:
+    """Put the times of one block where they belong; `begun` is its start."""
+    if block and begun is not None:
+        time, seconds = block[-1]
+        apart = (time - (block[-2][0] if len(block) > 1 else begun)) / 1e3
+        if (apart < 0.5 * seconds) if len(block) > 1 else (apart > 2 * seconds):
+            means.append(seconds)
+            block = block[:-1]
+    logged.extend(seconds for _, seconds in block)
 
 
 def _blocks(log: RunLog, parts: Parts, gbs: int | None) -> list[tuple[float, int]]:
@@ -136,7 +157,7 @@ def _blocks(log: RunLog, parts: Parts, gbs: int | None) -> list[tuple[float, int
     starts = [event for event in log.events if event.key == "block_start"]
     begins = [begin for begin, _ in parts.training]
     found: list[tuple[float, int]] = []
-    for event, following in zip(starts, starts[1:], strict=False):
+    for event, following in itertools.pairwise(starts):
         here, there = event.metadata.get("samples_count"), following.metadata.get("samples_count")
         if type(here) is not int or type(there) is not int or there <= here:
             return []
@@ -160,7 +181,7 @@ def _samples(log: RunLog, benchmark: str) -> float | None:
     stop = log.last("run_stop")
     if stop is None:
         return None
-    size = positive((log.last("train_samples") or stop).value)
+    size = EPOCH_SAMPLES.get(benchmark) or positive((log.last("train_samples") or stop).value)
     for event in (stop, *(event for event in reversed(log.events) if event.key == "eval_accuracy")):
         samples = positive(event.metadata.get("samples_count"))
         if samples is not None:
