@@ -1,0 +1,242 @@
+"""The runs of one result together: how many, their seeds, their hyperparameters, and where they lie.
+
+Sources: training_policies `training_rules.adoc` (sections named), mlperf-logging 4.1.68 package_checker.py and
+seed_checker.py (lines named). Figures of a round come from its rule data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from timetrial.errors import UserError
+from timetrial.results import ruleset
+from timetrial.results.description import check_description
+from timetrial.results.records import Finding, Level, Run
+from timetrial.results.ruleset import MINI, Ruleset
+
+if TYPE_CHECKING:
+    from timetrial.results.tree import Entry
+
+PACKAGE = "mlperf-logging 4.1.68 package_checker.py"
+TEXT = "training_rules.adoc"
+NAME = re.compile(r"result_(\d+)\.txt")
+ENDED_EARLY = re.compile(
+    r"run\.(not_converged|run_stop|status)|.*\.(target|run_stop|eval_accuracy|eval_stop|block_stop|epoch_stop)"
+)
+"""Rules that a run breaks because it did not get to its end; one such run is allowed."""
+HYPERPARAMETERS = re.compile(r"opt_\w+|\w+_opt_\w+|lora_\w+|max_sequence_length|gradient_accumulation_steps|max_steps")
+Verdict = Literal["stands", "fails", "mini"]
+
+
+def verdict(findings: Iterable[Finding], runs: Sequence[Run]) -> Verdict:
+    """What a result's own findings come to: those of `check_result`, of the tree and of convergence.
+
+    The findings of single runs are not to be among them: `check_result` weighs those, since one run may miss the
+    target. A result with a run of a mini preset is `mini`, never `stands`.
+    """
+    if any(run.benchmark.endswith("_mini") or str(run.keys.get("notice", "")).startswith("mini") for run in runs):
+        return "mini"
+    return "fails" if any(finding.level == "fail" for finding in findings) else "stands"
+
+
+def check_result(entry: Entry, runs: Sequence[Run]) -> tuple[Finding, ...]:
+    """What is amiss with the runs taken together; `run.findings` are to hold those of `check_run` already.
+
+    Empty where there is nothing to say. A single log (`entry.kind` log or run) is not held to the number of runs.
+    """
+    names = {run.benchmark or entry.benchmark for run in runs}
+    name = next(iter(names)) if len(names) == 1 else entry.benchmark
+    if name.endswith("_mini") or entry.preset == "mini":
+        return ()
+    found = list(_names(entry)) + list(_alike(entry, runs, names))
+    division = _division(entry, runs)
+    try:
+        rules = ruleset.load(entry.round, name, division)
+    except UserError as error:
+        asked, change = "a benchmark of a known round", "name the round"
+        found.append(_finding("fail", "round", str(error), asked, "timetrial: rules/", change, entry.path))
+        return tuple(found)
+    found += [*_counts(entry, runs, rules), *_compliant(entry, runs, rules), *_tree(entry, runs, rules, division)]
+    if division == "closed":
+        found += _seeds(entry, runs, rules)
+    if entry.description is not None:
+        found += check_description(entry.description, entry.description_path, rules)
+    for c in rules.contradictions:
+        if c.rule is None and division == "closed":
+            said = f"{c.one}; but {c.another}"
+            change = f"followed: {c.followed}"
+            found.append(Finding(c.level, f"contradiction.{c.name}", said, "one rule", c.source, change, entry.path))
+    return tuple(found)
+
+
+def _division(entry: Entry, runs: Sequence[Run]) -> str:
+    stated = [run.keys.get("submission_division") for run in runs]
+    described = (entry.description or {}).get("division")
+    return next((d for d in (*stated, described) if d in ruleset.DIVISIONS), "closed")
+
+
+def _names(entry: Entry) -> Iterable[Finding]:
+    """Names of the result files, and what else lies beside them."""
+    if entry.kind != "benchmark":
+        return
+    source = f"{PACKAGE}:97-146"
+    odd = [log.name for log in entry.logs if not NAME.fullmatch(log.name)]
+    if odd:
+        found, change = f"{', '.join(odd[:4])}{' ...' if len(odd) > 4 else ''}", "rename them"
+        yield _finding("warn", "names", found, "result_N.txt", source, change, entry.path)
+    numbers = sorted(int(m[1]) for log in entry.logs if (m := NAME.fullmatch(log.name)))
+    if not odd and numbers != list(range(len(numbers))):
+        asked = f"result_0.txt to result_{len(numbers) - 1}.txt"
+        found = f"numbers {', '.join(map(str, numbers[:12]))}"
+        yield _finding("warn", "names", found, asked, source, "number them from 0 on", entry.path)
+    if entry.others:
+        names = ", ".join(other.name for other in entry.others[:4])
+        asked = "result_N.txt and scaling.json alone"
+        yield _finding("warn", "others", f"{len(entry.others)} more: {names}", asked, source, "move them", entry.path)
+
+
+def _alike(entry: Entry, runs: Sequence[Run], names: set[str]) -> Iterable[Finding]:
+    """All runs are of one benchmark, batch size and set of hyperparameters."""
+    rcp = "mlperf-logging 4.1.68 rcp_checker.py:178-185"
+    if len(names) > 1:
+        found = f"benchmarks {', '.join(sorted(names))}"
+        yield _finding("fail", "benchmark", found, "one benchmark", rcp, "part the runs by benchmark", entry.path)
+    sizes = {run.gbs for run in runs if run.gbs is not None}
+    if len(sizes) > 1:
+        found = f"global batch sizes {', '.join(map(str, sorted(sizes)))}"
+        yield _finding(
+            "fail", "global_batch_size", found, "one global batch size", rcp, "submit runs of one", entry.path
+        )
+    keys = sorted({key for run in runs for key in run.keys if HYPERPARAMETERS.fullmatch(key)})
+    for key in keys:
+        values = list(dict.fromkeys(_hashable(run.keys[key]) for run in runs if key in run.keys))
+        if len(values) > 1:
+            shown = ", ".join(map(str, values[:4]))
+            source = f"{TEXT}, Scoring: N independent runs of one submission"
+            asked, change = "one value in all runs", "submit runs with the same hyperparameters"
+            yield _finding("warn", key, f"{key} differs: {shown}", asked, source, change, entry.path)
+        lacking = [run.path.name for run in runs if key not in run.keys]
+        if lacking and len(lacking) < len(runs):
+            source = f"{TEXT}, Scoring: N independent runs of one submission"
+            change = "log it in all"
+            yield _finding("note", key, f"no {key} in {', '.join(lacking[:4])}", "all runs", source, change, entry.path)
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _counts(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Finding]:
+    have, want = len(runs), rules.runs
+    source = f"{TEXT}, Benchmark Results; {rules.runs_source}; {PACKAGE}:138"
+    if entry.kind != "benchmark":
+        if have < want:
+            found = f"{have} run"
+            asked = f"{want} runs make a result of {rules.benchmark}"
+            yield _finding("warn", "count", found, asked, source, "score the directory of all", entry.path)
+        return
+    if have < want:
+        change = f"add {want - have} more, not chosen by their time"
+        yield _finding("fail", "count", f"{have} runs", f"{want} runs", source, change, entry.path)
+    if have > want:
+        found = f"{have} runs"
+        asked = f"{want}; of more, those {want} consecutive whose score is the median of all such sets"
+        change = f"keep the {want} consecutive runs of the median set, and the others elsewhere"
+        yield _finding("fail", "count", found, asked, f"{source}; {TEXT}, Scoring", change, entry.path)
+
+
+def _compliant(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Finding]:
+    """How many runs missed the target, and how many broke another rule."""
+    missed = [run for run in runs if not run.converged]
+    bad = [run for run in runs if any(f.level == "fail" and not _early(f, run) for f in run.findings)]
+    source = f"{TEXT}, Benchmark Results; {PACKAGE}:185"
+    asked = f"at most {rules.may_fail} that did not converge"
+    if len(missed) > rules.may_fail:
+        names = ", ".join(run.path.name for run in missed[:4])
+        found = f"{len(missed)} runs did not converge: {names}"
+        yield _finding("fail", "not_converged", found, asked, source, "run them again", entry.path)
+    elif missed and len(runs) > 1:
+        found = f"{len(missed)} run did not converge: {missed[0].path.name}"
+        yield _finding(
+            "note", "not_converged", found, f"{asked}, counted as the slowest", source, "nothing", entry.path
+        )
+    elif missed:
+        found = "the run did not converge"
+        yield _finding("fail", "not_converged", found, "the target reached", source, "train on", entry.path)
+    if bad:
+        rules_broken = sorted({f.rule for run in bad for f in run.findings if f.level == "fail" and not _early(f, run)})
+        found = f"{len(bad)} of {len(runs)} runs break rules: {', '.join(rules_broken[:6])}"
+        asked = "every run within the rules"
+        change = "see the findings of the runs"
+        yield _finding("fail", "compliance", found, asked, source, change, bad[0].path)
+    excused = len(bad) <= rules.may_fail and len(runs) > 1
+    if bad and excused and len({run.path for run in (*bad, *missed)}) <= rules.may_fail:
+        yield Finding(
+            "note", "contradiction.one_bad_file", f"{len(bad)} run breaks a rule other than the target",
+            f"{TEXT}, Benchmark Results: a single run may miss the target; but {PACKAGE}:185 accepts "
+            f"{rules.may_fail} file that breaks any rule", source, "followed: the rules' text", bad[0].path,
+        )  # fmt: skip
+
+
+def _early(finding: Finding, run: Run) -> bool:
+    return not run.converged and ENDED_EARLY.fullmatch(finding.rule) is not None
+
+
+def _seeds(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Finding]:
+    without = [run.path.name for run in runs if run.seed is None]
+    if without:
+        names = ", ".join(without[:4])
+        change = "log the seed of each run with mllog, key `seed`"
+        found = f"no whole-numbered seed in {len(without)} runs: {names}"
+        yield _finding(rules.seeds, "seed", found, "one seed a run", rules.seeds_source, change, entry.path)
+        if rules.seeds != "fail":
+            yield Finding(
+                "note", "contradiction.seeds", found,
+                f"{TEXT}, Random numbers: seeds from v4.1 on; but {PACKAGE}:196 asks for them in every round from 1.0",
+                rules.seeds_source, "followed: the rules' text", entry.path,
+            )  # fmt: skip
+    taken: dict[int, str] = {}
+    for run in runs:
+        if run.seed is None:
+            continue
+        if run.seed in taken:
+            found = f"seed {run.seed} in {taken[run.seed]} and {run.path.name}"
+            asked, change = "a seed of its own in each run", "run one of them again with another seed"
+            yield _finding("fail", "seed", found, asked, rules.seeds_source, change, run.path)
+        taken.setdefault(run.seed, run.path.name)
+
+
+def _tree(entry: Entry, runs: Sequence[Run], rules: Ruleset, division: str) -> Iterable[Finding]:
+    """Where the result lies: organization, code, division."""
+    if entry.description_path is None:
+        return
+    source = f"{PACKAGE}:56-110"
+    root = entry.description_path.parent.parent
+    code = root / "benchmarks" / (entry.benchmark or rules.benchmark)
+    if not code.is_dir():
+        found, asked = f"no benchmarks/{code.name}", "the code of each benchmark that has results"
+        yield _finding("warn", "code", found, asked, f"{PACKAGE}:119", f"add {root.name}/benchmarks/{code.name}", root)
+    described = (entry.description or {}).get("division")
+    if described in ruleset.DIVISIONS and described != division:
+        found = f"division {division} in the logs, {described} in {entry.description_path.name}"
+        yield _finding("fail", "division", found, "one division", f"{PACKAGE}:89", "let them agree", entry.path)
+    submitter = entry.organization
+    orgs = {str(run.keys["submission_org"]) for run in runs if "submission_org" in run.keys}
+    if submitter and orgs and orgs != {submitter}:
+        found = f"submission_org {', '.join(sorted(orgs))} in the logs of {submitter}"
+        asked, change = "one organization", "log submission_org as the description's submitter"
+        yield _finding("warn", "organization", found, asked, source, change, entry.path)
+    if entry.benchmark and entry.benchmark != rules.benchmark:
+        found = f"logs of {rules.benchmark} in a directory {entry.benchmark}"
+        asked, change = "results/SYSTEM/BENCHMARK", "move the logs"
+        yield _finding("fail", "directory", found, asked, source, change, entry.path)
+
+
+def _finding(level: Level, name: str, found: str, asked: str, source: str, change: str, path: Path) -> Finding:
+    return Finding(level, f"result.{name}", found, asked, source, change, path)
+
+
+__all__ = ["MINI", "Verdict", "check_result", "verdict"]
