@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,13 @@ from timetrial.config import Lora, Plan, RunConfig
 from timetrial.parallel import fsdp, parallelize
 from timetrial.parallel.engine import NoTimer
 from timetrial.parallel.mesh import Mesh
+from timetrial.parallel.plan import split_layers, stage_rank
 from timetrial.parallel.record import Collective, Recorder
 from timetrial.precision import bf16
+from timetrial.predict import data_parallel
 from timetrial.predict.collectives import step_collectives
 from timetrial.predict.events import LayerTrace
+from timetrial.predict.kernels import Layer
 from timetrial.predict.trace import trace_layers
 from timetrial.train.step import Step
 
@@ -28,6 +32,9 @@ DEEP = replace(MODEL, n_layers=4)
 ODD = replace(MODEL, dim=36, n_heads=6, n_kv_heads=3, ffn_dim=70, vocab_size=97, n_layers=2)
 """Nothing of it divides by four."""
 ADAPTERS = Lora(rank=3, dropout=0.1, targets=("wqkv", "wo"))
+
+FLOAT, SCALAR = 4, 8
+"""bytes"""
 
 Case = tuple[Plan, Lora | None, Any]
 
@@ -56,6 +63,10 @@ FOUR = {
     "dp, nothing divides": case(dp=4, mbs=2, model=ODD),
     "shards of two": case(dp=4, shard=2, mbs=1),
     "shards of two, zero 1": case(dp=4, shard=2, mbs=1, zero=1),
+    "shards of two, zero 2": case(dp=4, shard=2, mbs=1, zero=2),
+    "shards of two, deep": case(dp=4, shard=2, mbs=1, model=DEEP),
+    "shards over cp": case(cp=2, dp=2, shard=2, mbs=2),
+    "shards over dp": case(cp=2, dp=2, shard=2, mbs=2, order="dp-cp-tp-pp"),
     "replicas alone": case(dp=4, shard=1, mbs=1),
     "tp, dp": case(tp=2, dp=2, mbs=2),
     "tp, dp, zero 1": case(tp=2, dp=2, mbs=2, zero=1),
@@ -72,6 +83,12 @@ EIGHT = {
     "tp, pp, dp": case(tp=2, pp=2, dp=2, mbs=2),
     "tp, cp, pp": case(tp=2, cp=2, pp=2, mbs=2, recompute="full"),
     "tp, pp, dp, adapters": case(ADAPTERS, tp=2, pp=2, dp=2, mbs=2),
+    "pp, shards of two": case(pp=2, dp=4, shard=2, mbs=1, model=DEEP),
+    "pp, shards of two, zero 2": case(pp=2, dp=4, shard=2, mbs=1, zero=2, model=DEEP),
+    "pp, shards of two, zero 3": case(pp=2, dp=4, shard=2, mbs=1, zero=3, model=DEEP),
+    "pp, shards of two, zero 3, dp last": case(pp=2, dp=4, shard=2, mbs=1, zero=3, model=DEEP, order="tp-cp-pp-dp"),
+    "tp, shards of two": case(tp=2, dp=4, shard=2, mbs=1),
+    "pp, dp of four, zero 3": case(pp=2, dp=4, mbs=1, zero=3),
 }
 MANY_STAGES = {
     "interleaved": case(pp=2, vp=2, tp=2, mbs=4, model=DEEP),
@@ -80,6 +97,12 @@ MANY_STAGES = {
     "zbv": case(pp=2, vp=2, schedule="zbv", dp=2, mbs=2, model=DEEP),
     "zbv, recompute full": case(pp=2, vp=2, schedule="zbv", tp=2, mbs=4, model=DEEP, recompute="full"),
 }
+PRICED = {
+    name: (plan, lora, model)
+    for name, (plan, lora, model) in (TWO | FOUR | EIGHT).items()
+    if plan.dp * plan.cp > 1 and lora is None and model is not ODD and not model.tied
+}
+"""Without padding to whole rows of a shard, and without one weight for two layers."""
 WORLDS = {2: TWO, 4: FOUR | MANY_STAGES, 8: EIGHT}
 HALF = {
     "tp, dp, bf16": case(tp=2, dp=2, mbs=2),
@@ -154,6 +177,31 @@ def test_other_schedules_send_the_same_in_another_order(
 ) -> None:
     for rank, calls in enumerate(recorded[name]):
         assert Counter(calls) == Counter(predicted(name, rank, traces))
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_what_is_priced_is_what_ranks_send(
+    name: str, recorded: dict[str, list[list[Collective]]], traces: dict[str, dict[str, LayerTrace]]
+) -> None:
+    """`data_parallel.calls` counts gathers, reduce-scatters and all-reduces of shards as they happen."""
+    plan, _, model = PRICED[name]
+    sizes = {kind: sum(math.prod(w.shape) for w in trace.weights) for kind, trace in traces[name].items()}
+    layers = {kind: Layer(kind, (), 0, n, n) for kind, n in sizes.items()}
+    mesh = Mesh.of(plan)
+    for rank, calls in enumerate(recorded[name]):
+        shards, replicas = (
+            tuple(next(group for group in groups if rank in group))
+            for groups in (mesh.shard_groups(), mesh.replicate_groups())
+        )
+        of = {"all_gather": shards, "reduce_scatter": shards, "all_reduce": replicas}
+        sent = Counter(call for call in calls if of.get(call.kind) == call.ranks and call.bytes > SCALAR)
+        expected: Counter[Collective] = Counter()
+        for index, (embed, blocks, head) in enumerate(split_layers(model.n_layers, plan.pp * plan.vp)):
+            if stage_rank(index, plan) == mesh.coordinates(rank)["pp"]:
+                unit = data_parallel.units(layers, len(blocks), embed, head)
+                for call in data_parallel.calls(plan, len(blocks), *unit):
+                    expected[Collective(call.kind, of[call.kind], FLOAT * call.elements)] += call.times
+        assert sent == expected
 
 
 def test_bfloat16_halves_what_is_gathered_and_used() -> None:
