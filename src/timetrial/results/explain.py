@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timetrial.results.intervals import parts
-from timetrial.results.margin import convergence_sentence
+from timetrial.results.margin import convergence_sentence, quality_sentence
 from timetrial.results.model_flops import ModelFlops, Peak, model_flops, peak, peaks
 from timetrial.results.records import Convergence, Energy, Run, RunLog, RunTime
 from timetrial.results.steps import FIRST, count_of, step_times
@@ -98,16 +98,22 @@ def explain(
     convergence: Convergence | None = None,
     interval: float | None = None,
     energy: Energy | None = None,
+    benchmark: str = "",
+    round_: str = "",
 ) -> list[str]:
     """Sentences for a performance engineer: parts of the time, steps, rate, FLOPs, convergence, energy.
 
-    `interval` is the distance of evaluations in the unit of `convergence` (`margin.eval_interval`). What is not
-    known has no sentence, except step times and FLOPs, whose absence is explained.
+    `interval` is the distance of evaluations in the unit of `convergence` (`margin.eval_interval`), used where the
+    logs did not tell it. `benchmark` and `round_` (`v5.0`) give the target that the last evaluation of a Run is set
+    against. What is not known has no sentence, except step times and FLOPs, whose absence is explained.
     """
     time = run.time if isinstance(run, Run) else run
     lines = [] if time is None else [*_where(time), *_steps(time), *_rate(time)]
     if convergence is not None:
         lines.append(convergence_sentence(convergence, interval))
+    quality = quality_sentence(benchmark, round_, run.quality) if isinstance(run, Run) else None
+    if quality is not None:
+        lines.append(quality)
     if energy is not None:
         kwh, kw = energy.joules / 3.6e6, energy.average_w / 1e3
         lines.append(f"Energy {kwh:,.4g} kWh, {kw:,.4g} kW on average over {energy.runs} runs.")

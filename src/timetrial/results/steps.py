@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from timetrial.results.intervals import Parts, length
 from timetrial.results.records import LogEvent, RunLog
 
@@ -95,17 +97,19 @@ def _plain(count: int | None, median: float, blocks: list[tuple[float, int]], so
 
 
 def _of_logged(times: array[float], count: int | None) -> Steps:
-    rest = sorted(times[FIRST:] or times)
-    median = statistics.median(rest)
-    late = [(i + 1, seconds) for i, seconds in enumerate(times) if i >= FIRST and seconds > 2 * median]
-    slowest = sorted(late, key=lambda pair: -pair[1])[:MOST]
+    seconds = np.frombuffer(times)
+    rest = np.sort(seconds[FIRST:] if len(times) > FIRST else seconds)
+    median = float(np.median(rest))
+    late = np.flatnonzero(seconds > 2 * median)
+    late = late[late >= FIRST]
+    slowest = np.sort(late[np.argsort(-seconds[late], kind="stable")[:MOST]])
     return Steps(
         count=count if count is not None else len(times),
         median_s=median,
-        p10_s=rest[int(len(rest) * 0.1)],
-        p90_s=rest[int(len(rest) * 0.9)],
+        p10_s=float(rest[int(len(rest) * 0.1)]),
+        p90_s=float(rest[int(len(rest) * 0.9)]),
         slow_first_s=sum(times[:FIRST]) - median * FIRST if len(times) > FIRST else None,
-        stragglers=tuple(sorted(slowest)),
+        stragglers=tuple((int(i) + 1, float(seconds[i])) for i in slowest),
         stragglers_count=len(late),
         source="logged steps",
     )
