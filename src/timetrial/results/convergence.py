@@ -3,14 +3,14 @@
 The arithmetic of mlperf-logging 4.1.68, rcp_checker/rcp_checker.py (lines below), on the reference convergence
 points of that package (rcp_checker/training_X.Y.0/rcps_BENCHMARK.json):
 
-- A point's mean leaves out its fastest and slowest run (unet3d: four each), its deviation is over all runs (242-250).
-- The fastest mean that passes is where a one-sided t-test at 5 %, equal variances, turns (329-384); n is what the
+- A point's mean leaves out its fastest and slowest run (unet3d: four each), its deviation is over all runs (297-315).
+- The fastest mean that passes is where a one-sided t-test at 5 %, equal variances, turns (378-423); n is what the
   reference has left, and two less than the runs of a submission.
-- Pruned points: none below the batch size of the fastest one, none above the line of its neighbours (197-240).
-- Between two points mean and deviation lie on a straight line, with n twice the runs of a submission (386-415).
-- Above the largest point there is no test: it fails. Below the smallest, the smallest one is the reference (540-560).
-- llama31_405b from v5.0 on may be 46,080 samples faster still (434-435).
-- Time is multiplied by reference mean over mean of the runs where that is above 1 and the test passed (417-419).
+- Pruned points: none below the batch size of the fastest one, none above the line of its neighbours (256-295).
+- Between two points mean and deviation lie on a straight line, with n twice the runs of a submission (425-458).
+- Above the largest point there is no test: it fails. Below the smallest, the smallest one is the reference (530-556).
+- llama31_405b from v5.0 on may be 46,080 samples faster still (479-480).
+- Time is multiplied by reference mean over mean of the runs where that is above 1 and the test passed (460-462).
 
 The t-test is solved for its turning point; the bisection's steps are kept, so that the figures are equal to the last
 digit where they decide.

@@ -10,25 +10,25 @@ from timetrial.results.records import Finding, Level
 PARSER = "mlperf-logging 4.1.68 compliance_checker/mlp_parser/ruleset_500.py"
 
 SAID: dict[str, tuple[str, str, str]] = {
-    "foreign": ("event lines alone, or lines without :::MLLOG", f"{PARSER}:64", "nothing: they are skipped"),
+    "foreign": ("event lines alone, or lines without :::MLLOG", f"{PARSER}:66", "nothing: they are skipped"),
     "long": ("lines of reasonable length", "here, read.py: bounded memory", "cut the line out if it is no event"),
-    "nul": ("text", f"{PARSER}:56", "look for a crash of the file system while the log was written"),
-    "token": ("`:::MLLOG ` with one space", f"{PARSER}:19", "write the space: the official reader skips the line"),
-    "merged": ("one event a line", f"{PARSER}:66", "let one rank write, or write whole lines"),
+    "nul": ("text", f"{PARSER}:59", "look for a crash of the file system while the log was written"),
+    "token": ("`:::MLLOG ` with one space", f"{PARSER}:24", "write the space: the official reader skips the line"),
+    "merged": ("one event a line", f"{PARSER}:68", "let one rank write, or write whole lines"),
     "prefix": (
         "nothing, or any text, before :::MLLOG",
-        f"{PARSER}:66",
+        f"{PARSER}:68",
         "nothing: the official reader drops it too",
     ),
-    "truncated": ("a whole last line", "mlperf-logging 4.1.68 mlp_compliance.py:289", "get the whole log"),
+    "truncated": ("a whole last line", "mlperf-logging 4.1.68 mlp_compliance.py:301", "get the whole log"),
     "broken": (
         "one JSON object with time_ms, key, value and metadata",
-        "mlperf-logging 4.1.68 mlp_compliance.py:289, result_summarizer.py:152",
+        "mlperf-logging 4.1.68 mlp_compliance.py:301, result_summarizer.py:136",
         "mend the line: the official reader refuses the whole log",
     ),
-    "encoding": ("UTF-8", f"{PARSER}:56 (reads latin-1)", "convert the log to UTF-8"),
-    "key": ("a key that is text", f"{PARSER}:45", "write the key's name"),
-    "metadata": ("metadata as an object", f"{PARSER}:47", "write {} where there is none"),
+    "encoding": ("UTF-8", f"{PARSER}:59 (reads latin-1)", "convert the log to UTF-8"),
+    "key": ("a key that is text", f"{PARSER}:48", "write the key's name"),
+    "metadata": ("metadata as an object", f"{PARSER}:50", "write {} where there is none"),
     "event_type": (
         "POINT_IN_TIME, INTERVAL_START or INTERVAL_END",
         "mlperf-logging 4.1.68 mllog/constants.py",
@@ -36,11 +36,11 @@ SAID: dict[str, tuple[str, str, str]] = {
     ),
     "confused": (
         "these words in events of that key alone",
-        "mlperf-logging 4.1.68 rcp_checker.py:106-138 (finds keys by substring)",
+        "mlperf-logging 4.1.68 rcp_checker.py:102-128 (finds keys by substring)",
         "rename the field: the official convergence checker takes this line for such an event",
     ),
-    "time": ("milliseconds as a whole number", f"{PARSER}:41", "write an integer: it was rounded"),
-    "year": ("milliseconds since 1970", f"{PARSER}:41", "check the clock and the unit"),
+    "time": ("milliseconds as a whole number", f"{PARSER}:44", "write an integer: it was rounded"),
+    "year": ("milliseconds since 1970", f"{PARSER}:44", "check the clock and the unit"),
     "clock": (
         "times in the order of the lines",
         "none: no official tool looks",

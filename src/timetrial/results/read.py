@@ -1,9 +1,9 @@
 """Read one result log: a stream of bytes to events, in bounded memory, never a traceback.
 
 Which lines are events is what the official reader says (mlperf-logging 4.1.68, compliance_checker/mlp_parser/
-ruleset_500.py:19 and 61-90, the same in every round): the text after the last `:::MLLOG ` of a line, read as latin-1
+ruleset_500.py:24 and 56-93, the same in every round): the text after the last `:::MLLOG ` of a line, read as latin-1
 with any of LF, CR, CRLF as line end. One event line that it cannot parse makes it refuse the whole log
-(result_summarizer.py:152, mlp_compliance.py:289); here such a line is a finding of level `fail`, and the run does not
+(result_summarizer.py:122-138, mlp_compliance.py:301); here such a line is a finding of level `fail`, and the run does not
 count (`runs.py`). Where this reader is more tolerant: it names the line, goes on behind it, and gives a finding where
 the official one ends in a traceback (no `value`, no `metadata`, an object that is none, a directory).
 
@@ -48,7 +48,7 @@ KINDS: dict[Any, Literal["point", "start", "end"]] = {
 }
 CONFUSED = (b"global_batch_size", b"submission_benchmark", b"eval_accuracy", b"eval_error")
 """The official convergence checker takes any line with these words for an event of that key
-(rcp_checker.py:106-138)."""
+(rcp_checker.py:102-128)."""
 LATEST_MS = 4_102_444_800_000
 """The year 2100."""
 EARLIEST_MS = 1_262_304_000_000
@@ -93,7 +93,7 @@ def is_log(path: Path) -> bool:
 
 
 def _unread(path: Path, rule: str, found: str, asked: str, change: str, size: int = 0) -> RunLog:
-    source = "mlperf-logging 4.1.68 result_summarizer.py:142"
+    source = "mlperf-logging 4.1.68 result_summarizer.py:122-138"
     return RunLog(path, (), (Finding("fail", rule, found, asked, source, change, path),), 0, size)
 
 

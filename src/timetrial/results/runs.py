@@ -1,9 +1,9 @@
 """One run from its log: did it converge, how long did it take, after how many samples.
 
 Which run_start and run_stop count is what the official summarizer takes (mlperf-logging 4.1.68 result_summarizer.py:
-157-172): it goes down the log, keeps the last run_start and the last run_stop so far, and stops as soon as it has
+141-155): it goes down the log, keeps the last run_start and the last run_stop so far, and stops as soon as it has
 both. In a log that has each once that is plain; where several ranks write, it is the last run_start before the first
-run_stop. Samples to converge are what the official convergence checker takes (rcp_checker.py:79-156): the last
+run_stop. Samples to converge are what the official convergence checker takes (rcp_checker.py:83-149): the last
 evaluation before the last run_stop; for stable_diffusion the first that has FID <= 90 and CLIP >= 0.15.
 """
 
@@ -19,17 +19,17 @@ from timetrial.results.records import Finding, Level, LogEvent, Run, RunLog
 if TYPE_CHECKING:
     from timetrial.results.tree import Entry
 
-SUMMARIZER = "mlperf-logging 4.1.68 result_summarizer.py:157-172"
-CHECKER = "mlperf-logging 4.1.68 rcp_checker.py:79-156"
+SUMMARIZER = "mlperf-logging 4.1.68 result_summarizer.py:141-155"
+CHECKER = "mlperf-logging 4.1.68 rcp_checker.py:83-149"
 COUNTED_BY_SAMPLES = frozenset(
     (
         *("llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"),
         *("qwen35_397b_grpo", "dlrmv4"),
     )
 )
-"""Their evaluations say samples_count; all others but stable_diffusion say epoch_num (rcp_checker.py:124-131)."""
+"""Their evaluations say samples_count; all others but stable_diffusion say epoch_num (rcp_checker.py:109-126)."""
 TARGETS = {"FID": (-math.inf, 90.0), "CLIP": (0.15, math.inf)}
-"""Of stable_diffusion (rcp_checker.py:148)."""
+"""Of stable_diffusion (rcp_checker.py:139)."""
 EVALUATIONS = ("eval_accuracy", "eval_error")
 MANY = frozenset(("eval_accuracy", "eval_error", "tracked_stats", "cache_clear", "seed", "status"))
 """Points that a log may have several of."""

@@ -6,7 +6,7 @@ scaling.json. Where the official arithmetic gives no score (too few runs, too ma
 none here.
 
 Where scaling.json is missing the factor is the one that the convergence test computes, since the official package
-checker writes just that (rcp_checker.py:419-470); all published results agree with it.
+checker writes just that (rcp_checker.py:460-496); all published results agree with it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> 
         tested = convergence.convergence_of(runs, benchmark, round_, gbs)
     if tested is not None and tested.passed is False:
         change = "look at the hyperparameters, or ask for a reference point (training_rules.adoc, RCP)"
-        source = "mlperf-logging 4.1.68 rcp_checker.py:426-460, 484-556"
+        source = "mlperf-logging 4.1.68 rcp_checker.py:476-556"
         asked = "the reference's convergence"
         findings.append(_finding("fail", "convergence", tested.why, asked, source, change, entry.path))
     tested, factor = _factor(entry, tested, unscaled, findings)
@@ -159,7 +159,7 @@ def _mini_mean(times: list[float], failed: int) -> float | None:
 def _consistent(entry: Entry, runs: Sequence[Run], findings: list[Finding]) -> bool:
     """Whether the runs are of one benchmark and each another run."""
     named = sorted({run.benchmark for run in runs if run.benchmark})
-    source = "mlperf-logging 4.1.68 rcp_checker.py:177-190"
+    source = "mlperf-logging 4.1.68 rcp_checker.py:174-187"
     if len(named) > 1:
         found = f"logs of {', '.join(named[:4])}"
         change = "keep one benchmark a directory"
@@ -182,7 +182,7 @@ def _refused(entry: Entry, refused: int, runs: int) -> Finding:
     )
     change = "see the findings of the runs"
     return _finding(
-        "fail", "refused", found, "runs that the checker accepts", f"{SUMMARIZER}:137-149", change, entry.path
+        "fail", "refused", found, "runs that the checker accepts", f"{SUMMARIZER}:122-138", change, entry.path
     )
 
 
@@ -203,7 +203,7 @@ def _factor(
 ) -> tuple[Convergence | None, float | None]:
     """What the time is multiplied by (None where it cannot be known), and the test with its source."""
     computed = tested.scaling_factor if tested else 1.0
-    source = "mlperf-logging 4.1.68 rcp_checker.py:417-470"
+    source = "mlperf-logging 4.1.68 rcp_checker.py:460-496"
     if entry.scaling_path is None:
         if computed > 1 and unscaled is not None:
             found = f"no scaling.json, though the runs converge faster than the reference: {computed:.6f} was computed"

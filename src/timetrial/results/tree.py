@@ -27,7 +27,7 @@ from timetrial.results.records import Finding, Level
 
 LAYOUT = "mlperf-logging 4.1.68 package_checker.py:56-110"
 PATTERN = re.compile(r"result_.*\.txt", re.DOTALL)
-"""What the official tools take for a log (result_summarizer.py:366)."""
+"""What the official tools take for a log (result_summarizer.py:361)."""
 MAX_JSON = 16 << 20
 """Largest description or scaling file that is read, bytes."""
 SKIPPED = frozenset(("power", "checkpoints", "adapters", "__pycache__"))
@@ -279,7 +279,7 @@ def _scaling(path: Path, odd: list[Finding]) -> float | None:
         return float(factor)
     if len(odd) == before:
         shown = "no scaling_factor" if factor is None else f"scaling_factor {str(factor)[:40]}"
-        asked = "a number of 1 or more (rcp_checker.py:463-470)"
+        asked = "a number of 1 or more (rcp_checker.py:460-468)"
         odd.append(_finding("fail", "scaling", shown, asked, "let the official package checker write it", path))
     return None
 
