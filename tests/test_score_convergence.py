@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mlperf_logging.rcp_checker import rcp_checker
 
-from score_logs import LOGS, benchmark_directory, needs_logs, run_lines, write
+from score_runs import LOGS, benchmark_directory, needs_logs, run_lines, write
 from timetrial.results import rounds
 from timetrial.results.convergence import (
     Reference,
@@ -195,7 +195,7 @@ def test_epochs_are_rounded_as_the_checker_does(tmp_path: Path) -> None:
 
 
 def diffusion(directory: Path, scores: list[tuple[int, float | None, float | None]]) -> Path:
-    from score_logs import line
+    from score_runs import line
 
     for i in range(10):
         lines = run_lines(15.0, samples=(), benchmark="stable_diffusion", gbs=256, seed=i, offset=i * 10_000_000)

@@ -3,9 +3,9 @@
 Which lines are events is what the official reader says (mlperf-logging 4.1.68, compliance_checker/mlp_parser/
 ruleset_500.py:24 and 56-93, the same in every round): the text after the last `:::MLLOG ` of a line, read as latin-1
 with any of LF, CR, CRLF as line end. One event line that it cannot parse makes it refuse the whole log
-(result_summarizer.py:122-138, mlp_compliance.py:301); here such a line is a finding of level `fail`, and the run does not
-count (`runs.py`). Where this reader is more tolerant: it names the line, goes on behind it, and gives a finding where
-the official one ends in a traceback (no `value`, no `metadata`, an object that is none, a directory).
+(result_summarizer.py:122-138, mlp_compliance.py:301); here such a line is a finding of level `fail`, and the run does
+not count (`runs.py`). Where this reader is more tolerant: it names the line, goes on behind it, and gives a finding
+where the official one ends in a traceback (no `value`, no `metadata`, an object that is none, a directory).
 
 A log may have any size. Up to `limit` events are kept; behind it those of keys that no score needs are counted
 (`RunLog.thinned`) and of `tracked_stats` the step times alone are kept.
