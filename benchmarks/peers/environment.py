@@ -1,9 +1,12 @@
-"""The peers' own Python environment: made once in a directory, with pinned versions."""
+"""The peers' own Python environments: each made once in a directory, with pinned versions."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
@@ -43,6 +46,43 @@ def python(directory: Path) -> Path:
     _run([*pip, TORCH])
     _run([*pip, "--constraint", str(constraints), *PACKAGES])
     done.write_text(wanted)
+    return interpreter
+
+
+def small(directory: Path, packages: Sequence[str], sources: Sequence[str] = ()) -> Path:
+    """The interpreter of an environment with `packages` and nothing that they ask for beside, made when not there.
+
+    `sources` are unpacked into `directory`/sources and not built. Says what it does and how long that takes.
+    Raises SystemExit when pip fails.
+    """
+    directory = directory.absolute()
+    interpreter, done = directory / "bin" / "python", directory / "installed.txt"
+    wanted = "\n".join((*packages, *sources)) + "\n"
+    if done.exists() and done.read_text() == wanted:
+        return interpreter
+    began = time.monotonic()
+    print(f"making {directory.name}'s environment: {' '.join((*packages, *sources))}", file=sys.stderr, flush=True)
+    _run([sys.executable, "-m", "venv", str(directory)])
+    pip = [str(interpreter), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "install", "--no-deps", *packages])
+    for name in sources:
+        _run(
+            [
+                *pip,
+                "download",
+                "--no-deps",
+                "--no-binary",
+                name.split("==")[0],
+                "--dest",
+                str(directory / "sources"),
+                name,
+            ]
+        )
+    for archive in (directory / "sources").glob("*.tar.gz"):
+        with tarfile.open(archive) as file:
+            file.extractall(directory / "sources", filter="data")
+    done.write_text(wanted)
+    print(f"made after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return interpreter
 
 
