@@ -157,7 +157,7 @@ class _Layout:
         for kind in sorted(kinds):
             if len(given[kind]) != self.stages:
                 raise ValueError(f"durations of {kind} for {len(given[kind])} stages, but the table has {self.stages}")
-        return given
+        return {kind: given[kind] for kind in kinds}
 
     def run(self) -> Timeline:
         """Work off the ranks' tables as far as messages allow, and wake ranks by the messages that they wait for."""
