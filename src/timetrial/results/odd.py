@@ -14,7 +14,11 @@ SAID: dict[str, tuple[str, str, str]] = {
     "long": ("lines of reasonable length", "here, read.py: bounded memory", "cut the line out if it is no event"),
     "nul": ("text", f"{PARSER}:59", "look for a crash of the file system while the log was written"),
     "token": ("`:::MLLOG ` with one space", f"{PARSER}:24", "write the space: the official reader skips the line"),
-    "merged": ("one event a line", f"{PARSER}:68", "let one rank write, or write whole lines"),
+    "merged": (
+        "one event a line",
+        f"{PARSER}:68",
+        "let one rank write, or write whole lines: the official reader takes the last alone",
+    ),
     "prefix": (
         "nothing, or any text, before :::MLLOG",
         f"{PARSER}:68",

@@ -198,7 +198,7 @@ class _Reader:
             else:
                 self.event_lines += 1
                 if start > position and block.count(TOKEN, position, stop) > 1:
-                    self.odd.add("merged", "fail", "two events in one line; the first is lost", self.line)
+                    self.odd.add("merged", "warn", "two events in one line; the first is lost", self.line)
                 elif position and block[position - 1] not in b"\r\n":
                     self.odd.add("prefix", "note", "text before :::MLLOG", self.line)
                 payload = block[start + len(TOKEN) : stop].strip(SPACE)

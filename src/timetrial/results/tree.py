@@ -6,7 +6,7 @@ Layout of a results repository (training_policies submission_rules, mlperf-loggi
     ROUND/ORGANIZATION/results/SYSTEM/BENCHMARK/result_N.txt, scaling.json, power/
 
 Order: by round, organization, system and benchmark as the directories sort. Links are followed, each directory is
-read once, so that a loop ends. Code (`benchmarks/` beside `results/`) is not looked through.
+read once, by its own path before any link, so that a loop ends. Code (`benchmarks/` beside `results/`) is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,11 +103,12 @@ def _of_logs(parent: Path, logs: list[Path], given: str) -> Entry:
 def _under(root: Path, given: str, seen: set[tuple[int, int]]) -> Iterator[Entry]:
     """Entries of a tree, then what was odd about it."""
     notes: list[Finding] = []
+    again: list[Path] = []
     found = False
-    for entry in _walk(root, given, seen, notes, ()):
+    for entry in _walk(root, given, seen, notes, again):
         found = True
         yield entry
-    if not found:
+    if not found and not again:  # else it came with another path
         others = _sniffed(root)
         if others:
             asked, change = "logs named result_N.txt", "rename them: the official tools read no others"
@@ -119,12 +121,13 @@ def _under(root: Path, given: str, seen: set[tuple[int, int]]) -> Iterator[Entry
         yield _problem(note.path or root, note)
 
 
-def _walk(
-    directory: Path, given: str, seen: set[tuple[int, int]], notes: list[Finding], above: tuple[tuple[int, int], ...]
-) -> Iterator[Entry]:
-    stack = [(directory, above)]
-    while stack:
-        here, parents = stack.pop()
+def _walk(directory: Path, given: str, seen: set[tuple[int, int]], notes: list[Finding]) -> Iterator[Entry]:
+    """Depth first by name; what links point to comes last, so that it keeps its own place in the tree."""
+    nothing: tuple[tuple[int, int], ...] = ()
+    stack = [(directory, nothing)]
+    linked: deque[tuple[Path, tuple[tuple[int, int], ...]]] = deque()
+    while stack or linked:
+        here, parents = stack.pop() if stack else linked.popleft()
         try:
             status = here.stat()
             identity = (status.st_dev, status.st_ino)
@@ -134,6 +137,8 @@ def _walk(
                     notes.append(
                         _finding("note", "loop", f"{here.name} links to a directory above", asked, change, here)
                     )
+                else:
+                    again.append(here)
                 continue
             seen.add(identity)
             with os.scandir(here) as listing:
@@ -153,13 +158,15 @@ def _walk(
             yield _entry(here, "problem", (), (), given, (_finding("fail", "no_logs", "no logs", asked, change, here),))
         code = any(item.name == "results" for item in children)
         below = [
-            Path(item.path)
+            item
             for item in children
             if item.name not in SKIPPED
             and not item.name.startswith(".")
             and not (code and item.name in ("benchmarks", "systems"))
         ]
-        stack += [(path, (*parents, identity)) for path in reversed(below)]
+        chain = (*parents, identity)
+        stack += [(Path(item.path), chain) for item in reversed(below) if not item.is_symlink()]
+        linked += [(Path(item.path), chain) for item in below if item.is_symlink()]
 
 
 def _is_directory(item: os.DirEntry[str]) -> bool:
