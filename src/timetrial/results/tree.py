@@ -121,7 +121,9 @@ def _under(root: Path, given: str, seen: set[tuple[int, int]]) -> Iterator[Entry
         yield _problem(note.path or root, note)
 
 
-def _walk(directory: Path, given: str, seen: set[tuple[int, int]], notes: list[Finding]) -> Iterator[Entry]:
+def _walk(
+    directory: Path, given: str, seen: set[tuple[int, int]], notes: list[Finding], again: list[Path]
+) -> Iterator[Entry]:
     """Depth first by name; what links point to comes last, so that it keeps its own place in the tree."""
     nothing: tuple[tuple[int, int], ...] = ()
     stack = [(directory, nothing)]
