@@ -117,18 +117,21 @@ class DataParallel:
     ) -> None:
         """`seconds` of one micro batch by kind of layer."""
         self.plan, self.system, self.pricing, self.layers, self.seconds = plan, system, pricing, layers, seconds
-        self.one = plan.dp * plan.cp == 1
-        self.lies = {} if self.one else {group: placement.lie(plan, system, group) for group in ("shard", "replicate")}
+        copies = plan.dp * plan.cp
+        ranks = {"shard": plan.shard_size, "replicate": copies // plan.shard_size}
+        self.lies = {group: placement.lie(plan, system, group) for group, n in ranks.items() if n > 1}
+        """Where groups of several ranks lie."""
         self._known: dict[tuple[str, int], float] = {}
 
     @property
     def apart(self) -> bool:
         """Whether replicas are reduced over another network than shards."""
-        return self.lies["shard"].inside and not self.lies["replicate"].inside
+        shard, replicate = self.lies.get("shard"), self.lies.get("replicate")
+        return shard is not None and replicate is not None and shard.inside and not replicate.inside
 
     def waits(self, blocks: int, embed: bool, head: bool) -> Waits:
         """Of a stage with these layers."""
-        if self.one:
+        if not self.lies:
             return Waits()
         block, ends = units(self.layers, blocks, embed, head)
         whole = Unit(blocks * block.weights + ends.weights, blocks * block.trained + ends.trained)
@@ -187,6 +190,8 @@ class DataParallel:
 
     def _seconds(self, kind: str, group: str, size: float) -> float:
         key = (kind, int(size))
+        if group not in self.lies:
+            return 0.0
         if key not in self._known:
             found = network.collective_s(kind, int(size), self.lies[group], self.system).seconds
             self._known[key] = found / self.pricing.fitted.network
