@@ -37,14 +37,15 @@ def answer(row: dict[str, str]) -> Answered:
     layers = memory.measure(cache.layers(wanted.config), habits.fused)
     needs = memory.memory(plan, wanted.config.model.n_layers, layers, habits)
     verdict = needs.verdict(found.system.accelerator.memory_bytes)
+    span = (0.92 * step_s, 1.09 * step_s)
     time = converge.time_to_train(
-        wanted.config, step_s, found.step.evaluation_s, step_spread=0.08, precision=wanted.precision
+        wanted.config, step_s, found.step.evaluation_s, step_range=span, precision=wanted.precision
     )
     world = plan.world_size
     more = [(world // 2, 2.0, 1.02), (world, 1.0, 1.0), (2 * world, 0.5, 0.97), (4 * world, 0.25, 0.93)]
     return Answered(
         prediction=found,
-        interval=Interval(0.92 * step_s, 1.09 * step_s, "errors of the 12 nearest validated runs", outside=False),
+        interval=Interval(*span, "errors of the 12 nearest validated runs", outside=False),
         fits=verdict.possible,
         reason=verdict.text,
         memory=needs,

@@ -169,9 +169,31 @@ def test_minutes_are_steps_evaluations_and_start() -> None:
     found = time_to_train(config, 10.0, 60.0, start_s=30.0)
     assert found.minutes == pytest.approx((272 * 10 + 3 * 60 + 30) / 60)
     assert found.low <= found.minutes <= found.high
-    wider = time_to_train(config, 10.0, 60.0, start_s=30.0, step_spread=0.1)
+    wider = time_to_train(config, 10.0, 60.0, start_s=30.0, step_range=(9.0, 11.0))
     assert wider.low < found.low
     assert wider.high > found.high
+
+
+def test_the_range_joins_those_of_samples_and_step() -> None:
+    """README's example: a step of 5.59 to 6.41 s, of a batch between two of the reference's."""
+    config = find("llama31_405b").official("v5.0", 1248)
+    known, spread = (time_to_train(config, 5.98, 9.0, step_range=r) for r in (None, (5.59, 6.41)))
+    assert known.low < known.minutes, "the runs' own spread"
+    assert spread.low < 0.95 * spread.minutes
+    assert spread.high > known.high
+    product = known.high / known.minutes * 6.41 / 5.98
+    assert spread.high < spread.minutes * product, "slow runs and slow steps seldom come together"
+    assert spread.samples_low <= spread.samples <= spread.samples_high
+
+
+def test_a_run_that_ends_at_its_first_evaluation_has_the_step_s_range() -> None:
+    config = find("llama31_405b").official("v5.1", 131_072)
+    found = time_to_train(config, 20.0, 30.0, step_range=(18.0, 24.0))
+    assert found.low == pytest.approx(0.9 * found.minutes)
+    assert found.high == pytest.approx(1.2 * found.minutes)
+    assert "first evaluation" in found.basis
+    with pytest.raises(UserError, match="must hold step_s"):
+        time_to_train(config, 20.0, 30.0, step_range=(21.0, 24.0))
 
 
 def test_405b_on_512_h100_takes_the_published_time() -> None:

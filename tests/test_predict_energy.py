@@ -17,7 +17,7 @@ FACTS = Path(__file__).parents[2] / "shared" / "facts"
 
 
 def minutes(value: float) -> TimeToTrain:
-    return TimeToTrain(value, value, value, 1.0, 1, 1, False, "given")
+    return TimeToTrain(value, value, value, 1.0, 1.0, 1.0, 1, 1, 0.0, False, "given")
 
 
 def measured() -> list[dict[str, str]]:

@@ -118,11 +118,18 @@ def memory_of(prediction: Prediction) -> Memory:
 
 def time_of(prediction: Prediction) -> tuple[TimeToTrain | None, str]:
     """Time to train; or None, and why there is none."""
-    q, step = prediction.request, prediction.step
+    q, step, span = prediction.request, prediction.step, interval_of(prediction)
     if not q.converges or not q.config.official:
         return None, "no target to train to: not an official workload"
     try:
-        time = time_to_train(q.config, step.seconds, step.evaluation_s, start_s=START_S, precision=q.precision)
+        time = time_to_train(
+            q.config,
+            step.seconds,
+            step.evaluation_s,
+            start_s=START_S,
+            step_range=(span.low_s, span.high_s),
+            precision=q.precision,
+        )
     except UserError as error:
         return None, str(error)
     return time, ""

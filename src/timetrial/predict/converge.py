@@ -77,15 +77,21 @@ class TimeToTrain:
     minutes: float
     """Expected of a run."""
     low: float
-    """Of a fast run, minutes; and of a fast step, where the step time has a spread."""
+    """Minutes where a fast run and a fast step come together as rarely as either alone; see `time_to_train`."""
     high: float
-    """Of a slow run, minutes."""
+    """The same of a slow run and a slow step, minutes."""
     samples: float
     """Expected training samples."""
+    samples_low: float
+    """Of a fast run: whole evaluations."""
+    samples_high: float
+    """Of a slow run: whole evaluations."""
     steps: int
     """Optimizer steps, rounded up."""
     evaluations: int
     """Evaluations made, the last one among them, rounded up."""
+    evaluation_s: float
+    """Seconds of one evaluation."""
     outside: bool
     """Whether the batch size lies outside of the measured ones."""
     basis: str
@@ -182,14 +188,18 @@ def time_to_train(
     *,
     needed: Samples | None = None,
     start_s: float = 0.0,
-    step_spread: float = 0.0,
+    step_range: tuple[float, float] | None = None,
     precision: str = "bf16",
 ) -> TimeToTrain:
     """Time to train of an official `config` whose steps take `step_s` and whose evaluations take `eval_s` seconds.
 
     `needed`: samples to converge, those of the reference where None (which minis have not). `start_s`: from
-    the start of the clock to the first step, s. `step_spread`: relative standard deviation of `step_s`.
+    the start of the clock to the first step, s. `step_range`: (low, high) of `step_s`, s; None: it is known.
     `precision`: of linear layers, as in `samples`.
+
+    The range joins that of the samples and that of the step, which have nothing to do with each other: each makes the
+    time so many times shorter or longer, and the two logarithms are added as squares. What a step is off by, so is
+    an evaluation, whose time comes from the same prices; the start is not.
 
     The mean over runs, each of which ends with an evaluation, is a mean of whole evaluations and no whole
     number itself, so only the range's ends are rounded. No run ends before the first evaluation.
@@ -199,28 +209,44 @@ def time_to_train(
         raise UserError(
             f"step_s={step_s}, eval_s={eval_s}, start_s={start_s}: seconds must be finite, a step's above 0"
         )
+    fast, slow = (end / step_s for end in step_range or (step_s, step_s))
+    if not 0 < fast <= 1 <= slow < math.inf:
+        raise UserError(f"step_range={step_range}: must hold step_s={step_s} and be above 0")
     rule, gbs = config.evaluation, config.plan.gbs
     if needed is None:
         if not config.official:
             raise UserError(f"{config.workload} {config.preset}: only official presets have convergence points")
         needed = samples(config.workload, config.round, gbs, precision)
 
-    def minutes(consumed: float) -> float:
-        return (start_s + consumed / gbs * step_s + evaluations(rule, consumed) * eval_s) / 60
+    def minutes(consumed: float, pace: float = 1.0) -> float:
+        return (start_s + pace * (consumed / gbs * step_s + evaluations(rule, consumed) * eval_s)) / 60
 
-    mean = max(needed.mean, float(rule.every_samples * (rule.skip_first + 1)))
+    first = float(rule.every_samples * (rule.skip_first + 1))
+    mean = max(needed.mean, first)
     expected = minutes(mean)
-    low, high = minutes(whole(rule, min(needed.low, mean))), minutes(whole(rule, max(needed.high, mean)))
+    # the reference's fastest run is rounded up to an evaluation of its own already
+    fewest = max(first, rule.every_samples * math.floor(needed.low / rule.every_samples + 1e-9))
+    fewest, most = min(fewest, mean), whole(rule, max(needed.high, mean))
+
+    def joined(consumed: float, pace: float) -> float:
+        by_samples, by_step = minutes(consumed) / expected, minutes(mean, pace) / expected
+        return math.hypot(math.log(by_samples), math.log(by_step))
+
     basis = needed.basis
+    if needed.mean < first:
+        basis += f"; the first evaluation, after {first:,.0f} samples, comes later than the target"
     if rule.max_samples and mean > rule.max_samples:
         basis += f"; more than the {rule.max_samples:,} samples after which a run has failed"
     return TimeToTrain(
         minutes=expected,
-        low=expected - math.hypot(max(0.0, expected - low), expected * step_spread),
-        high=expected + math.hypot(max(0.0, high - expected), expected * step_spread),
+        low=expected / math.exp(joined(fewest, fast)),
+        high=expected * math.exp(joined(most, slow)),
         samples=mean,
+        samples_low=fewest,
+        samples_high=most,
         steps=math.ceil(mean / gbs - 1e-9),
         evaluations=math.ceil(evaluations(rule, mean) - 1e-9),
+        evaluation_s=eval_s,
         outside=needed.outside,
         basis=basis,
     )
