@@ -5,7 +5,6 @@ A log of `made` keeps every rule of its round, benchmark and division; `mutants`
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +43,12 @@ def made(rules: Ruleset) -> list[dict[str, Any]]:
         rule = next((r for r in rules.rules if r.key == key and applies(r, seen)), None)
         if key in FRAME or key == "global_batch_size" or rule is None:
             continue
-        value = wanted(rule, seen)
+        value = batch // 16 if key == "num_prompts_per_step" else wanted(rule, seen)
         seen.values[key] = value
         events.append(event(key, value))
     samples, step, reached = evaluations(rules, by_key, seen)
-    events += [event("seed", 7), event("init_stop", kind="end"), event("run_start", kind="start")]
+    events += [event("seed", 7)] if "seed" not in seen.values else []
+    events += [event("init_stop", kind="end"), event("run_start", kind="start")]
     if "gradient_accumulation_steps" not in seen.values:
         events.insert(4, event("gradient_accumulation_steps", 1))
     for index in range(2):
@@ -159,6 +159,16 @@ def log_of(events: list[dict[str, Any]], path: Path = Path("result_0.txt")) -> R
     return RunLog(path, made_events)
 
 
+def events_of(log: RunLog, dropped: frozenset[str] = frozenset(("tracked_stats", "weights_initialization"))) -> Any:
+    """A log's events as `made` writes them, without keys that no rule knows and repeats from other ranks."""
+    kept, before = [], ("", None)
+    for e in log.events:
+        if e.key not in dropped and not (e.key in ("init_start", "cache_clear") and before == (e.key, e.value)):
+            kept.append({"kind": e.kind, "key": e.key, "value": e.value, "metadata": e.metadata})
+        before = (e.key, e.value)
+    return kept
+
+
 def every() -> Iterator[Ruleset]:
     """Each round, benchmark and division."""
     for round_ in ruleset.rounds():
@@ -167,4 +177,4 @@ def every() -> Iterator[Ruleset]:
                 yield ruleset.load(round_, benchmark, division)
 
 
-__all__ = ["dataclasses", "every", "log_of", "made", "mutants", "write"]
+__all__ = ["event", "events_of", "every", "log_of", "made", "mutants", "write"]

@@ -44,7 +44,7 @@ class _Tally:
     rule: Rule
     values: list[Any] = field(default_factory=list)
     breaches: dict[int, _Breach] = field(default_factory=dict)
-    """Index of the check -> its breach; first-event checks come after the others."""
+    """Index of the check -> its breach; first-event checks come after the others, -1 is the target."""
     reached: bool = False
     last: LogEvent | None = None
     thinned: int = 0
@@ -141,8 +141,13 @@ def _weigh(tally: _Tally, event: LogEvent, seen: Seen) -> None:
             tally.breaches[index] = _Breach(check, event, why, forms.asks(check, seen, event))
     tally.values.append(event.value)
     tally.last = event
-    if rule.reached and not tally.reached:
-        tally.reached = all(forms.holds(check, event, seen)[0] for check in rule.reached)
+    if not rule.reached:
+        return
+    answers = [forms.holds(check, event, seen) for check in rule.reached]
+    tally.reached = tally.reached or all(good for good, _ in answers)
+    for check, (_, why) in zip(rule.reached, answers, strict=True):
+        if why:  # a value that no target can be held to
+            tally.breaches.setdefault(-1, _Breach(check, event, why, forms.asks(check, seen, event)))
 
 
 def _metrics_by_samples(events: Iterable[LogEvent]) -> list[LogEvent]:

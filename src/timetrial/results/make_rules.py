@@ -74,10 +74,12 @@ def _rule(key: str, fields: dict[str, Any], translator: Translator, source: str)
 
 def _translated(node: Any, translator: Translator, source: str) -> list[Table]:
     line = node.start_mark.line + 1
+    translator.used.clear()
     try:
         checks = translator.checks(ast.parse(node.value.strip(), mode="eval").body)
     except Untranslated as problem:
         raise SystemExit(f"{source}:{line}: no form for {problem} in {node.value.strip()}") from None
+    checks += [{"form": "after", "key": key} for key in dict.fromkeys(translator.used)]
     return [{**check, "line": line} for check in checks]
 
 

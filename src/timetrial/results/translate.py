@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from timetrial.results.expressions import keys_of
+
 Table = dict[str, Any]
 FLAGS = {"init_started": "init_start", "init_stopped": "init_stop", "run_started": "run_start"}
 """The checker's flags -> the key whose first event sets them (common.yaml, POST)."""
@@ -25,6 +27,10 @@ class Translator:
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
+        self.set_by: dict[str, str] = {}
+        """Name in `s` -> the key whose POST sets it, so that it has to be logged before."""
+        self.used: list[str] = []
+        """Keys that the expressions translated last need besides those they name."""
 
     def number(self, node: ast.expr) -> Any:
         """An arithmetic expression as a prefix list, a bare number or a text."""
@@ -37,7 +43,10 @@ class Translator:
             if name.startswith("s."):
                 if name[2:] not in self.state:
                     raise Untranslated(f"s[{name[2:]!r}] is set nowhere before")
-                return self.state[name[2:]]
+                value, key = self.state[name[2:]], self.set_by.get(name[2:], "")
+                if key and key not in keys_of(value):
+                    self.used.append(key)
+                return value
         if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
             return [ARITHMETIC[type(node.op)], _operand(self.number(node.left)), _operand(self.number(node.right))]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and ast.unparse(node.right) == "0.5":
@@ -173,8 +182,8 @@ class Translator:
                 continue
             value = _of_key(self.number(statement.value), key)
             text = ast.unparse(statement.value)
-            needed += [k for k in _keys(value) if k != key and "s[" in text]
-            self.state[name[2:]] = value
+            needed += [k for k in keys_of(value) if k != key and "s[" in text]
+            self.state[name[2:]], self.set_by[name[2:]] = value, key
         return list(dict.fromkeys(needed))
 
 
@@ -188,9 +197,3 @@ def _of_key(expression: Any, key: str) -> Any:
     if isinstance(expression, list):
         return [expression[0], *(_of_key(x, key) for x in expression[1:])]
     return key if expression == "value" else expression
-
-
-def _keys(expression: Any) -> list[str]:
-    if not isinstance(expression, list):
-        return []
-    return [k for x in expression[1:] for k in ([x] if isinstance(x, str) else _keys(x))]
