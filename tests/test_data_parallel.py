@@ -50,9 +50,11 @@ def step_of(plan: str, gpus: int, *args: Any, **more: Any) -> Any:
 class ByHand(DataParallel):
     """A gather takes a second for a weight, a reduce-scatter two, an all-reduce of shards 0.5."""
 
+    separate = False
+
     @property
     def apart(self) -> bool:
-        return False
+        return self.separate
 
     def _seconds(self, kind: str, group: str, size: float) -> float:
         return {"all_gather": 1.0, "reduce_scatter": 2.0, "all_reduce": 0.5}[kind] * size
@@ -97,6 +99,18 @@ def test_stages_of_zero_differ_in_what_goes_out_for_each_micro_batch() -> None:
     assert two.backward == 0 + 2  # one block beside the other; the first beside nothing
     assert three.forward == 5 + 1 + (1 - 0.5)
     assert three.gather == 0
+
+
+def test_replicas_over_another_network_hide_beside_the_rest() -> None:
+    shares, alone = by_hand(1, (0.5, 2.5)), by_hand(1, (0.5, 2.5))
+    alone.separate = True
+    # of 10 + 3 weights: 26 s to reduce, 13 / 4 x 0.5 s to sum shards; four buckets, the last one's sum on its own
+    assert shares.waits(3, True, True).reduce == 26 + 1.625
+    assert alone.waits(3, True, True).reduce == 26 + 1.625 / 4
+    shares, alone = by_hand(3, (0.5, 2.5)), by_hand(3, (0.5, 2.5))
+    alone.separate = True
+    assert shares.waits(3, True, True).reduce == 20 + 1.25 + 0.375
+    assert alone.waits(3, True, True).reduce == 20 + 1.25
 
 
 def test_stages_without_blocks_or_ends() -> None:
@@ -157,6 +171,19 @@ def test_frozen_weights_are_gathered_where_they_are_sharded_and_never_reduced() 
 
 
 # ---- on real placements --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-tp-cp-pp", "cp-pp-tp-dp"])
+def test_one_shard_group_is_all_of_dp_and_cp(order: str) -> None:
+    asked, _, _, _, machine = prices("mbs=1,gbs=64,zero=3", 64)
+    plan = replace(asked.config.plan, tp=2, cp=3, pp=4, dp=6, order=order)
+    assert placement.lie(plan, machine, "shard") == placement.lie(plan, machine, "dp-cp")
+
+
+def test_another_network_for_replicas() -> None:
+    """A node of shards and replicas over nodes; not where shards leave the node, nor without replicas."""
+    found = {n: prices(f"mbs=1,gbs=64,zero=3,shard={n}", 64)[1].apart for n in (1, 4, 8, 16, 64)}
+    assert found == {1: False, 4: True, 8: True, 16: False, 64: False}
 
 
 def test_shard_groups_over_more_nodes_cost_more() -> None:
@@ -233,6 +260,22 @@ def test_waits_of_passes_by_hand() -> None:
         ("data", "gather", 0, 0, 0.5),
         ("compute", "F", 0, 0.5, 1.5),
     ]
+
+
+@pytest.mark.parametrize("plan", [Plan(pp=2, gbs=4), Plan(pp=4, gbs=11), Plan(pp=8, gbs=9)])
+def test_with_waits_streams_do_one_thing_at_a_time_and_add_up(plan: Plan) -> None:
+    n = plan.pp
+    waits = tuple(0.1 * (i + 1) for i in range(n))
+    data = {"gather_s": (0.7,) * n, "reduce_s": (1.3,) * n, "forward_data_s": waits, "backward_data_s": waits[::-1]}
+    timeline = lay(table(plan), Durations((1.0,) * n, (2.0,) * n, link_s=(0.2,) * (n - 1), **data))
+    for rank, account in enumerate(timeline.ranks):
+        for stream in ("compute", "send", "data"):
+            found = sorted((i.start, i.end) for i in timeline.intervals if (i.rank, i.stream) == (rank, stream))
+            assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(found))
+        assert account.busy_s == pytest.approx(3.0 * plan.gbs)
+        parts = (account.busy_s, account.bubble_s, account.exposed_sends_s, account.exposed_data_s)
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(timeline.seconds)
 
 
 @pytest.mark.parametrize("plan", [Plan(pp=4, gbs=16), Plan(pp=8, gbs=24), Plan(pp=2, gbs=9), Plan(pp=4, gbs=5)])

@@ -4,6 +4,7 @@ Each rank has a compute stream, which works off its table in order; a send strea
 neighbours queue; and a data stream for parameter all-gathers and gradient reduce-scatters. A forward pass needs
 the output of the stage before, a backward pass (or its input half) the gradient from the stage behind; both have
 arrived when the link has carried them and its latency has passed. A message between stages of one rank costs nothing.
+Where parameters or gradients go out for each micro batch, a pass is longer by what of that nothing hides.
 
 Idle time of the compute stream is a bubble as long as the rank that it waits for has not finished, and exposed
 communication from then on; so busy + bubble + exposed is the step time on every rank.
