@@ -104,7 +104,7 @@ class Race:
             distinct = found[0]["distinct"] if "search" not in name else "-"
             lines.append(
                 f"{name:42s} {found[0]['plans']:7,} {cpu:8,.0f} {f'({low:,.0f}-{high:,.0f})':>16s} {wall:8,.0f} "
-                f"{f'{times[0]:.2f} ({times[1]:.2f}-{times[2]:.2f})':>22s} {start:8.1f} {distinct!s:>8s} "
+                f"{f'{times[0]:.3g} ({times[1]:.3g}-{times[2]:.3g})':>22s} {start:8.1f} {distinct!s:>8s} "
                 f"{found[0].get('fits', '-')!s:>6s}"
             )
         lines += [
