@@ -10,7 +10,7 @@ This is the one place that knows what is wrong with mlperf-logging 4.1.68:
 | 4 | FileNotFoundError on a benchmark that the ruleset has no file for | said so, with those it has |
 | 5 | a target check on a value that is no number ends in a TypeError | as 3 |
 | 6 | its queue of rule files is a module global: after a crash the next log gets the rest | emptied before each log |
-| 7 | every rule file is parsed again for every log | parsed once a process |
+| 7 | every rule file is parsed again for every log, every expression for every line | parsed once a process |
 | 8 | starting Python and pandas takes about a second a log | one process for many logs |
 | 9 | the whole log is read into memory | logs above LARGEST bytes are not given to it, and that is said |
 | 10 | its rule files are run with eval() | away from us: in a process that holds nothing of ours |
