@@ -323,3 +323,16 @@ print(json.dumps(["torch" in sys.modules, time.perf_counter() - start]))
     torch_came, seconds = json.loads(result.stdout)
     assert not torch_came
     assert seconds < 0.2  # some 10 ms on an idle machine
+
+
+def test_a_trace_does_not_grow_with_the_sequence() -> None:
+    """The loss goes by chunks of tokens, of which a long sequence has many thousands."""
+    config = config_of("llama31_8b")
+    sizes = (2**20, 10**8)
+    long = [trace_layers(replace(config, data=replace(config.data, seq_len=n))) for n in sizes]
+    for kind in ("embed", "block", "head"):
+        assert len(long[0][kind].ops) == len(long[1][kind].ops)
+    assert len(long[0]["head"].ops) < 5000
+    for tokens, traces in zip(sizes, long, strict=True):
+        products = of_kind(traces["head"], "matmul")
+        assert sum(map(flops, products)) == 6 * tokens * config.model.dim * config.model.vocab_size

@@ -37,27 +37,35 @@ def model_loss_sum(
     positions_T: Tensor | None = None,
     vocab_group: torch.distributed.ProcessGroup | None = None,
     device_type: str | None = None,
+    most_chunks: int | None = None,
 ) -> Tensor:
     """The sum of token losses of a whole model, float32 scalar; as `loss.token_loss_sum` of its logits.
 
-    Chunks are those of `device_type`, of the tensors' own device where None.
+    Chunks are those of `device_type`, of the tensors' own device where None; longer ones where there were more than
+    `most_chunks`.
     """
     head = getattr(model, "head", None)
     known = type(head) in (nn.Linear, Bf16Linear)  # another kind multiplies in its own way
     if known and isinstance(head, nn.Linear) and head.bias is None and vocab_group is None:
         x_ND = model(tokens, positions_T, head=False).flatten(0, 1)
-        return head_loss_sum(x_ND, head, labels_BT.flatten(), device_type)
+        return head_loss_sum(x_ND, head, labels_BT.flatten(), device_type, most_chunks)
     return token_loss_sum(model(tokens, positions_T), labels_BT, vocab_group)
 
 
-def head_loss_sum(x_ND: Tensor, head: nn.Linear, labels_N: Tensor, device_type: str | None = None) -> Tensor:
+def head_loss_sum(
+    x_ND: Tensor,
+    head: nn.Linear,
+    labels_N: Tensor,
+    device_type: str | None = None,
+    most_chunks: int | None = None,
+) -> Tensor:
     """The sum of token losses from the head's input, float32 scalar. Its gradient can be taken once."""
     weight_VD, emulated = head.weight, False
     if isinstance(head, Bf16Linear):
         emulated = head.emulates(x_ND)
         x_ND, weight_VD = (rounded(t) if emulated else t.to(torch.bfloat16) for t in (x_ND, weight_VD))
     chunk = CHUNK_BYTES.get(device_type or x_ND.device.type, CHUNK_BYTES["cpu"])
-    rows = max(1, chunk // (4 * weight_VD.shape[0]))
+    rows = max(1, chunk // (4 * weight_VD.shape[0]), -(-x_ND.shape[0] // most_chunks) if most_chunks else 1)
     loss_sum: Tensor = HeadLoss.apply(x_ND, weight_VD, labels_N, rows, emulated)  # type: ignore[no-untyped-call]
     return loss_sum
 

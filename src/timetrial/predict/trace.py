@@ -48,6 +48,9 @@ from timetrial.predict.trace_modules import ModulePaths
 from timetrial.predict.trace_record import Tracer, without_phantoms
 
 DEVICES = ("cuda", "cpu")
+MOST_CHUNKS = 128
+"""Chunks of the loss in a trace; those of a longer sequence are longer here than in a run, so that a trace of any
+sequence ends. By then a chunk's products take milliseconds, and what is launched around them does not count."""
 
 
 def trace_layers(config: RunConfig, kind: str = "cuda") -> dict[str, LayerTrace]:
@@ -169,7 +172,7 @@ class _Layers:
         def loss(x: Tensor) -> Tensor:
             if self.pipelined:
                 return token_loss_sum(head(x, places), labels, group)
-            return model_loss_sum(head, x, labels, places, group, self.kind)
+            return model_loss_sum(head, x, labels, places, group, self.kind, MOST_CHUNKS)
 
         x = activations()
         yield _Job("head", head, x, loss, (x, labels))
