@@ -58,8 +58,9 @@ def test_every_definition_passes(name: str, preset: str) -> None:
         ("model.n_heads=1", "a multiple of model.n_kv_heads=2"),
         ("model.n_kv_heads=3", "a multiple of model.n_kv_heads=3"),
         ("model.n_kv_heads=0", "from 1"),
-        ("model.n_layers=-1", "from 0"),
-        ("model.n_layers=1000000000", "from 0 to 9,999"),
+        ("model.n_layers=-1", "from 1"),
+        ("model.n_layers=0", "from 1"),
+        ("model.n_layers=1000000000", "from 1 to 9,999"),
         ("model.vocab_size=0", "from 1"),
         ("model.ffn_dim=3000000000", "to 2,147,483,647"),
         ("model.rope_theta=0", "above 0"),
@@ -138,10 +139,6 @@ def test_the_last_allowed_value_passes(setting: str) -> None:
 def test_the_largest_seed_passes() -> None:
     check(replace(mini(), seed=2**63 - 1))
     assert "seed=9223372036854775808: must be at most" in refused(replace(mini(), seed=2**63))
-
-
-def test_a_model_without_layers_can_be_run() -> None:
-    check(mini("model.n_layers=0", name="llama31_8b"))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from timetrial.predict.request import PRECISIONS, Hints, Request
 from timetrial.predict.rows import Answer
 from timetrial.systems import stack as stacks
 from timetrial.systems.stack import Stack
+from timetrial.train.check import IDENTITY, check
 from timetrial.workloads.workload import resolve
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def request_of(
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: needs a value, as in --set model.n_layers=62")
-        config = override(config, key, value)
+        if key.strip() in IDENTITY:
+            raise UserError(f"--set {key.strip()}: is what the run is; give the workload, --preset or --round")
+        config = override(config, key.strip(), value.strip())
+    check(config)
     if not any_plan:
         validate(config.plan, config, gpus)
     return Request(

@@ -102,6 +102,7 @@ def _model(model: str, task: str) -> Subject:
     title, shape, base = MODELS[letters]
     if layers := re.search(r"\((\d{1,4}) layers\)", model, flags=re.IGNORECASE):
         shape = replace(shape, n_layers=int(layers[1]))
+        shape.check()
         title += f" with {layers[1]} layers"
     workload = find(base)
     config: Any = replace(workload.official(workload.rounds[-1], None), model=shape)

@@ -43,7 +43,7 @@ class LlamaConfig:
         """Raise UserError, naming the field, unless a model of this shape can be made."""
         for name in ("vocab_size", "dim", "n_heads", "n_kv_heads", "ffn_dim"):
             _require(0 < getattr(self, name) < 2**31, f"{name}={getattr(self, name)}", "from 1 to 2,147,483,647")
-        _require(0 <= self.n_layers < MAX_LAYERS, f"n_layers={self.n_layers}", f"from 0 to {MAX_LAYERS - 1:,}")
+        _require(0 < self.n_layers < MAX_LAYERS, f"n_layers={self.n_layers}", f"from 1 to {MAX_LAYERS - 1:,}")
         _require(self.dim % self.n_heads == 0, f"dim={self.dim}", f"a multiple of model.n_heads={self.n_heads}")
         even = f"an even multiple of model.n_heads={self.n_heads}, for rotary positions turn pairs"
         _require(self.head_dim % 2 == 0, f"dim={self.dim}", even)
