@@ -161,7 +161,11 @@ class _Flow:
         """One fused kernel of operators that are bound by memory."""
         phase, inside = region[0][1].phase, {at for at, _ in region}
         made = {i for _, op in region for i in op.writes}
-        first_read = {i for n, (_, op) in enumerate(region) for i in op.reads if not _written_before(region, n, i)}
+        first_read: set[int] = set()
+        written: set[int] = set()
+        for _, op in region:
+            first_read |= set(op.reads) - written
+            written |= set(op.writes)
         reads: set[int] = set()
         for i in first_read - self.constant:
             reads |= self._remade(i, phase)
@@ -269,10 +273,6 @@ class _Flow:
         """Bytes of what is kept, each in the format in which it is wanted."""
         share = {"whole": 1.0, "low": self.recipe.bytes / self._element}
         return int(sum(self.trace.tensor_bytes.get(i, 0) * share[how] for i, how in self.kept.items()))
-
-
-def _written_before(region: list[tuple[int, Op]], n: int, i: int) -> bool:
-    return any(i in op.writes for _, op in region[:n])
 
 
 def _connected(pending: list[tuple[int, Op]], constant: set[int]) -> list[list[tuple[int, Op]]]:
