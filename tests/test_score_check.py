@@ -194,14 +194,28 @@ def test_benchmark_and_round_without_rules() -> None:
     assert empty.level == "fail"
 
 
+def test_a_division_that_is_none_is_checked_as_closed() -> None:
+    rules = ruleset.load("v6.0", "llama31_8b")
+    events = [{**e, "value": "ajar"} if e["key"] == "submission_division" else e for e in made(rules)]
+    fails = [f.rule for f in check_run(log_of(events), "v6.0", "llama31_8b", "ajar") if f.level == "fail"]
+    assert fails == ["llama31_8b.submission_division"]
+
+
+def test_metadata_of_any_type_is_a_finding_never_an_error() -> None:
+    for value in (None, "x", [], {}, True, float("nan"), 10**400):
+        for rules in (ruleset.load("v5.0", "stable_diffusion"), ruleset.load("v6.1", "qwen35_397b_grpo")):
+            events = [{**e, "metadata": dict.fromkeys(e["metadata"], value)} for e in made(rules)]
+            assert any(f.level == "fail" for f in check_run(log_of(events), rules.round))
+
+
 def test_values_of_any_type_are_findings_never_errors() -> None:
-    rules = ruleset.load("v6.1", "dlrmv4")
     for value in (None, "x", [], {}, [1], True, float("nan"), float("inf"), 10**400):
-        for e in made(rules):
-            events = [{**other, "value": value} if other is e else other for other in made(rules)]
-            check_run(log_of(events), "v6.1")
-        events = [{**other, "value": value} for other in made(rules)]
-        assert any(f.level == "fail" for f in check_run(log_of(events), "v6.1", "dlrmv4", "closed"))
+        for rules in (ruleset.load("v6.1", "dlrmv4"), ruleset.load("v6.0", "llama31_405b")):
+            events = made(rules)
+            for one in events:
+                check_run(log_of([{**e, "value": value} if e is one else e for e in events]), rules.round)
+            broken = [{**e, "value": value} for e in events]
+            assert any(f.level == "fail" for f in check_run(log_of(broken), rules.round, rules.benchmark, "closed"))
 
 
 # ---- mini presets ------------------------------------------------------------------------------------------

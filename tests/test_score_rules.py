@@ -13,6 +13,7 @@ from timetrial.errors import UserError
 from timetrial.results import make_rules, ruleset
 from timetrial.results.check import judge
 from timetrial.results.expressions import Seen, number, words
+from timetrial.results.forms import FORMS
 
 BENCHMARKS = {
     "v4.0": "bert dlrm_dcnv2 gpt3 resnet ssd unet3d stable_diffusion llama2_70b_lora gnn",
@@ -202,3 +203,11 @@ def test_unknown_rounds_benchmarks_and_divisions_are_named() -> None:
 def test_a_log_made_from_the_rules_keeps_them() -> None:
     for rules in every():
         assert [f for f in judge(log_of(made(rules)), rules) if f.level == "fail"] == [], rules.benchmark
+
+
+def test_the_document_names_every_contradiction_and_form() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "score-rules.md").read_text()
+    names = {c.name for rules in every() for c in rules.contradictions} | {"one_bad_file", "seeds"}
+    assert len(names) == 15
+    for name in (*names, *FORMS):
+        assert f"`{name}`" in text, name

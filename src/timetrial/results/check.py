@@ -77,7 +77,7 @@ def check_run(log: RunLog, round_: str, benchmark: str = "", division: str = "")
     if notice is not None and round_ != MINI:
         asked, change = "the official definition on its whole data", "run the official preset unchanged"
         found.append(_of_run(log, "fail", "notice", f"the log says: {_cut(notice.value)}", asked, change))
-    chosen = stated if stated in ruleset.DIVISIONS else division or "closed"
+    chosen = next((d for d in (stated, division) if d in ruleset.DIVISIONS), "closed")
     name = (own or benchmark).removesuffix(MINI_SUFFIX)
     try:
         rules = ruleset.load(round_, name, chosen)
@@ -154,15 +154,15 @@ def _metrics_by_samples(events: Iterable[LogEvent]) -> list[LogEvent]:
     """Stable Diffusion's FID and CLIP, logged apart, as one event a checkpoint (closed_stable_diffusion.yaml:7)."""
     gathered: dict[Any, LogEvent] = {}
     for event in events:
-        if event.key == "eval_accuracy" and "metric" in event.metadata and "samples_count" in event.metadata:
-            samples = event.metadata["samples_count"]
+        metric, samples = event.metadata.get("metric"), event.metadata.get("samples_count")
+        if event.key == "eval_accuracy" and isinstance(metric, str) and isinstance(samples, int | float):
             made = gathered.setdefault(
                 samples,
                 LogEvent(
                     event.time_ms, "point", "aggregated_eval_accuracy", {"samples_count": samples}, {}, event.line
                 ),
             )
-            made.value[event.metadata["metric"]] = event.value
+            made.value[metric] = event.value
     return list(gathered.values())
 
 
@@ -204,7 +204,7 @@ def _best(tally: _Tally) -> str:
     if not numbers:
         return last
     higher = rule.reached[0].form in ("at_least", "above")
-    return f"best {max(numbers) if higher else min(numbers):g}, {last}"
+    return f"best {_cut(max(numbers) if higher else min(numbers))}, {last}"
 
 
 def _count(tally: _Tally, tallies: dict[int, _Tally]) -> tuple[Any, str, str, str] | None:
