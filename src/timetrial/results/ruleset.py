@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,7 +119,9 @@ class Ruleset:
 
 def rounds(root: Path = RULES) -> tuple[str, ...]:
     """Every round with rules, oldest first."""
-    return tuple(sorted(d.name for d in root.iterdir() if d.is_dir() and d.name[:1] == "v")) if root.is_dir() else ()
+    names = (d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else iter(())
+    numbered = [(int(m[1]), int(m[2]), name) for name in names if (m := re.fullmatch(r"v(\d+)\.(\d+)", name))]
+    return tuple(name for *_, name in sorted(numbered))
 
 
 def benchmarks(round_: str, root: Path = RULES) -> tuple[str, ...]:
