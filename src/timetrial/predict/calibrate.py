@@ -43,7 +43,7 @@ from timetrial.predict.calibrate_layers import (
     time_optimizer,
     time_products,
 )
-from timetrial.predict.local import live_bytes, predict_local
+from timetrial.predict.local import heap_bytes, predict_local
 from timetrial.predict.trace import trace_layers
 from timetrial.systems import system as systems
 from timetrial.train.environment import cores_available
@@ -193,6 +193,7 @@ def _measure(effort: Effort, cores: int, say: Callable[[str], None], clock: Cloc
     optimizer = time_optimizer(list(effort.optimizer), effort.repeats + 3, clock)
     content = written.points(samples, ring, memory, optimizer)
     content["memory_marks"] = {pattern: _memory_marks(pattern) for pattern in effort.patterns}
+    content["notes"]["run_bytes"] = _run_bytes(scratch)
     content["steps"] = {layout: _steps(layout, effort, clock) for layout in ranks.ALONE[: 3 + (cores > 1)]}
     if cores < 2 or not effort.ranks:
         return content
@@ -226,6 +227,32 @@ def _memory_marks(pattern: str) -> list[int]:
     return marks
 
 
+def _run_bytes(scratch: Path) -> int:
+    """The most bytes that `timetrial train` has had after some small steps: command line, readers and files too."""
+    out, shape = scratch / "run", ranks.SMALL_RUN
+    sets = {
+        "model.dim": shape.dim, "model.n_layers": ranks.SMALL_LAYERS, "model.n_heads": shape.heads,
+        "model.n_kv_heads": shape.heads // 2, "model.ffn_dim": shape.ffn_dim, "data.seq_len": shape.seq_len,
+        "evaluation.every_samples": 1_000_000, "evaluation.samples": 2, "checkpoint_every": 0,
+    }  # fmt: skip
+    words = [sys.executable, "-m", "timetrial", "train", "llama31_8b", "--out", str(out), "--threads", "1"]
+    words += ["--plan", f"mbs={shape.mbs},gbs={shape.mbs},precision=fp32"]
+    words += [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + RANKS_S
+    with (scratch / "run.txt").open("w") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT)
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= ranks.RUN_STEPS:
+                return ranks.resident_bytes(process.pid)
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    lines = (scratch / "run.txt").read_text(encoding="utf-8").strip().splitlines()
+    raise RunFailed(f"a run to calibrate by did not start: {lines[-1] if lines else 'without a word'}")
+
+
 def _on_ranks(job: ranks.Job, scratch: Path) -> dict[str, Any]:
     """Run `job` on ranks of its own; what rank 0 found."""
     folder = scratch / f"ranks-{job.ranks}"
@@ -254,17 +281,23 @@ def _on_ranks(job: ranks.Job, scratch: Path) -> dict[str, Any]:
 
 
 def _settle_memory(content: dict[str, Any]) -> None:
-    """What an idle rank takes, and what the heap holds beyond what is alive, from two runs of each kind."""
+    """What an idle rank takes, and what heaps hold beyond what `alive.py` says, from two runs of each kind."""
     content["idle_bytes"], content["reserved"] = {}, {}
     for pattern, marks in content.pop("memory_marks").items():
-        used = [live_bytes(config, trace_layers) for config in ranks.memory_configs(pattern)]
+        used = [heap_bytes(config, trace_layers) for config in ranks.memory_configs(pattern)]
         state, passing = zip(*used, strict=True)
         # marks = idle + state + passing (1 + reserved), of two configurations
         share = (marks[1] - marks[0] - (state[1] - state[0])) / (passing[1] - passing[0]) - 1
+        content["notes"].setdefault("heap_beyond", {})[pattern] = round(share, 4)
         share = min(max(share, 0.0), 10.0)
         content["reserved"][pattern] = round(share, 4)
         if pattern in ("one", "several"):
             content["idle_bytes"][pattern] = max(1, round(marks[0] - state[0] - passing[0] * (1 + share)))
+    # a run has more beside its model than the processes that were measured by each pattern
+    state_bytes, passing_bytes = heap_bytes(ranks.SMALL_RUN.config(ranks.SMALL_LAYERS), trace_layers)
+    idle = content["notes"]["run_bytes"] - state_bytes - passing_bytes * (1 + content["reserved"]["one"])
+    more = max(0, round(idle - content["idle_bytes"]["one"]))
+    content["idle_bytes"] = {pattern: size + more for pattern, size in content["idle_bytes"].items()}
 
 
 def _settle_hosts(

@@ -7,13 +7,15 @@ Rank 0 writes what it found beside the job. All ranks do the same at the same ti
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import importlib
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from timetrial.config import Plan, RunConfig, replace
 from timetrial.optim import adamw
 from timetrial.parallel import parallelize
 from timetrial.parallel.engine import Batch
-from timetrial.predict.calibrate_layers import Clock, Samples, Size, Traces, time_layers
+from timetrial.predict.calibrate_layers import CACHE_BYTES, MOST_SETS, Clock, Samples, Size, Traces, time_layers
 from timetrial.predict.trace import trace_layers
 from timetrial.train.build import InitialValues, empty_model
 from timetrial.train.clock import StepClock
@@ -34,12 +36,20 @@ from timetrial.train.process import keep_freed_memory
 from timetrial.train.step import Step
 
 TIMEOUT_S = 120.0
+SERIES = 3
+"""Loops with and without calls of one size."""
+LEAST_US = 1.0
+"""Of a call, where loops differ by less than they scatter."""
 WARM = 3
 """Steps before the first that is timed."""
 TINY = Size(dim=64, ffn_dim=128, heads=4, seq_len=64, mbs=2)
 """Where kernels take little and the host much."""
 MIDDLE = Size(dim=256, ffn_dim=896, heads=4, seq_len=256, mbs=4)
 """Where activations are most of the memory."""
+SMALL_RUN = Size(dim=128, ffn_dim=448, heads=4, seq_len=64, mbs=2)
+"""Of a run whose memory is mostly not its model's, but more than its first products leave (`local.MEASURED`)."""
+SMALL_LAYERS = 2
+RUN_STEPS = 4
 LAYERS = (2, 6)
 """Two depths: their difference is the blocks', the rest the step's."""
 PLANS = {
@@ -147,7 +157,7 @@ def measure(job: Job, rank: int, traces: list[Traces]) -> dict[str, Any]:
 def memory_marks(pattern: str) -> list[int]:
     """The most bytes that this process had after tiny steps and after those of MIDDLE by `pattern`. Collective.
 
-    With what a run has beside its model: its modules, its tokens, the heap that the measurement of its peak leaves.
+    With what a run has beside its model: its modules, its tokens, what its first products load.
     """
     from timetrial.data.source import open_source
     from timetrial.train.peak import matmul_flops_per_s
@@ -156,6 +166,7 @@ def memory_marks(pattern: str) -> list[int]:
     source = open_source(resolve("llama31_8b", "mini").data)
     importlib.import_module("timetrial.train.run")
     matmul_flops_per_s("cpu", torch.float32, 1)
+    give_back_freed_memory()  # where tiny steps would lie unseen
     marks = []
     for config in memory_configs(pattern):
         step_s(config, 3)
@@ -182,9 +193,16 @@ def memory_configs(pattern: str) -> tuple[RunConfig, RunConfig]:
     return TINY.config(2, tiny_plan), MIDDLE.config(4, plan)
 
 
-def resident_bytes() -> int:
-    """Most memory that this process has had, bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+def give_back_freed_memory() -> None:
+    """Have glibc return what lies free. Without effect on other C libraries."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Most memory that process `pid`, by default this one, has had, bytes."""
+    for line in Path(f"/proc/{pid or 'self'}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -206,24 +224,62 @@ def _beside(job: Job, rank: int, traces: list[Traces]) -> dict[str, float]:
 
 
 def _collectives(job: Job, rank: int) -> dict[str, list[list[float]]]:
-    """Kind -> rows of bytes of the whole tensor and microseconds."""
-    n, rows = job.ranks, dict[str, list[list[float]]]()
-    for kind, sizes in {kind: job.bytes for kind in CALLS}.items():
+    """Kind -> rows of bytes of the whole tensor and microseconds: what a call adds between products.
+
+    As training issues them: ranks come from computing, each at its own time, with caches full of something else, and
+    compute again at once. So a call is what a loop of product and call takes beyond a loop of products on all ranks.
+    """
+    n, rows, product = job.ranks, dict[str, list[list[float]]](), _products()
+    for kind, call in CALLS.items():
         rows[kind] = []
-        for size in sizes:
+        for size in job.bytes:
             elements = max(1, size // 4 // n) * n
-            whole, part = torch.ones(elements), torch.ones(elements // n)
-            call = CALLS[kind]
-            times = []
-            repeats = job.repeats * (10 if size < 1 << 21 else 4)
-            for i in range(repeats + 1):
-                wait_for_all()
-                begin = time.perf_counter()
+            sets = max(1, min(MOST_SETS, CACHE_BYTES // (8 * elements)))
+            turn = itertools.cycle([(torch.ones(elements), torch.ones(elements // n)) for _ in range(sets)])
+
+            def both(turn: Iterator[tuple[Tensor, Tensor]] = turn, call: Callable[..., object] = call) -> None:
+                product()
+                whole, part = next(turn)
                 call(whole, part, rank, n)
-                if i:
-                    times.append(time.perf_counter() - begin)
-            rows[kind].append([whole.nbytes, statistics.median(times) * 1e6])
+
+            repeats = job.repeats * (10 if size < 1 << 21 else 4 if size < 1 << 24 else 1)
+            with_call, without = list[float](), list[float]()
+            for _ in range(SERIES):  # in turns, so that what others do on the machine meets both alike
+                with_call += _loop(both, repeats)
+                without += _loop(product, repeats)
+            added = undisturbed(with_call) - undisturbed(without)
+            rows[kind].append([4.0 * elements, max(LEAST_US, added * 1e6)])
+        rows[kind] = never_falling(rows[kind])
     return rows
+
+
+def never_falling(rows: list[list[float]]) -> list[list[float]]:
+    """Rows of (bytes, time), where none takes longer than a larger one: what others do on the machine only adds."""
+    least = itertools.accumulate((us for _, us in reversed(rows)), min)
+    return [[size, us] for (size, _), us in zip(rows, reversed(list(least)), strict=True)]
+
+
+def _products() -> Callable[[], object]:
+    """A product of about a millisecond, of operands that have left the nearest caches."""
+    turn = itertools.cycle([(torch.randn(256, 256), torch.randn(256, 512), torch.empty(256, 512)) for _ in range(8)])
+
+    def product() -> None:
+        a, b, out = next(turn)
+        torch.mm(a, b, out=out)
+
+    return product
+
+
+def _loop(run: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each round of a loop that all ranks begin together."""
+    run()
+    wait_for_all()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return times
 
 
 def _exchange(whole: Tensor, part: Tensor, rank: int, n: int) -> None:

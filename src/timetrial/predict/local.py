@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 
 from timetrial.config import Plan, RunConfig
 from timetrial.errors import UserError
+from timetrial.parallel.mesh import Mesh
 from timetrial.parallel.plan import split_layers, stage_rank
-from timetrial.predict import actions, cache, schedule
+from timetrial.predict import actions, alive, cache, schedule
 from timetrial.predict.collectives import Collective, step_collectives
 from timetrial.predict.events import LayerTrace, Op
 from timetrial.predict.kernels import Kernel, Layer
-from timetrial.predict.memory import Memory, engine, measure, memory
+from timetrial.predict.memory import Memory, RankMemory
 from timetrial.predict.price import LayerSeconds, Seconds
 from timetrial.predict.step import Stage, Step
 from timetrial.systems.eager import Eager, HostCost
@@ -34,6 +35,8 @@ FLOAT = 4
 """bytes"""
 SUM_BYTES = 3 * FLOAT
 """Moved to add one element of a gradient to another's."""
+MEASURED = 3 * FLOAT << 20
+"""What the heap has held before the first step: three square matrices of 1,024 (`train/peak.py`), bytes."""
 LAYER_AXES = ("tp", "cp", "pp")
 """Axes whose calls are priced within layers and between stages; their few scalars are part of a step's host cost."""
 
@@ -69,26 +72,69 @@ def part_of_a_lane(plan: Plan, lanes: int) -> Plan:
 
 
 def local_memory(config: RunConfig, system: System, traces: Traces = cache.layers) -> Memory:
-    """Bytes of each pipeline rank at the peak of a step, what an idle rank takes counted in."""
+    """Bytes of each pipeline rank at the peak of a step, what an idle rank takes counted in (`alive.py`)."""
     rates = Rates.load(system)
     if rates.eager is None:
         raise UserError(f"system {system.name} has no measured costs of eager code; run `timetrial calibrate`")
     plan, eager = config.plan, rates.eager
-    share = eager.share(plan.world_size, plan.recompute, plan.grad_accumulation_steps)
-    return _memory(config, traces, eager.idle(plan.world_size), share)
+    share = _share(eager, plan)
+    return Memory(tuple(_rank_memory(held, eager.idle(plan.world_size), share) for held in _held(config, traces)))
 
 
-def live_bytes(config: RunConfig, traces: Traces = cache.layers) -> tuple[float, float]:
-    """(state, activations and temporaries) of the fullest rank, bytes: what a program that wastes nothing holds."""
-    peak = _memory(config, traces, 0.0, 0.0).peak
-    return peak.weights + peak.gradients + peak.optimizer, peak.activations + peak.working
+def _share(eager: Eager, plan: Plan) -> float:
+    """What heaps hold beyond what `alive.py` says, as measured of the way of running that shapes them most."""
+    ways = [plan.recompute, *["accumulating"] * (plan.grad_accumulation_steps > 1)]
+    ways += ["several"] * (plan.world_size > 1)
+    return next((eager.reserved[way] for way in ways if way in eager.reserved), eager.reserved["one"])
 
 
-def _memory(config: RunConfig, traces: Traces, fixed: float, share: float) -> Memory:
-    own = engine(config.plan)
-    gradients = own.gradient_bytes * (config.lanes or 1)  # each lane has its own
-    policy = replace(own, fixed_bytes=fixed, fragmentation=share, gradient_bytes=gradients)
-    return memory(config.plan, config.model.n_layers, measure(traces(config, "cpu"), fused=False), policy)
+def _rank_memory(held: _Held, idle: float, share: float) -> RankMemory:
+    kinds = held.alive.kinds
+    heap = max(held.alive.heap, MEASURED) + held.lanes
+    return RankMemory(
+        weights=kinds["weights"],
+        gradients=kinds["gradients"],
+        optimizer=kinds["optimizer"],
+        activations=kinds["activations"],
+        working=kinds["working"],
+        fixed=idle + held.threads,
+        fragmentation=heap - held.alive.live + share * held.passing,
+    )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of one pipeline rank beside what it takes idle."""
+
+    alive: alive.Alive
+    lanes: int
+    """What the heaps of further lanes grow to."""
+    threads: int
+    """What gloo's threads take."""
+
+    @property
+    def passing(self) -> int:
+        """What heaps grow to beyond weights and moments."""
+        return self.alive.heap - self.alive.kinds["optimizer"] + self.lanes + self.threads
+
+
+def _held(config: RunConfig, traces: Traces) -> list[_Held]:
+    """By pipeline rank."""
+    lanes, part = config.lanes or 1, replace(config, plan=part_of_a_lane(config.plan, config.lanes or 1))
+    found, layers = traces(part, "cpu"), config.model.n_layers
+    held = []
+    for rank in range(part.plan.pp):
+        calls = step_collectives(found, part, Mesh.of(part.plan).group(0, "pp")[rank], "cpu")
+        others = [alive.walk(found, part.plan, layers, rank, state=False).heap] * (lanes - 1)
+        threads = alive.threads_bytes(call.bytes for call in calls)
+        held.append(_Held(alive.walk(found, part.plan, layers, rank), sum(others), threads))
+    return held
+
+
+def heap_bytes(config: RunConfig, traces: Traces = cache.layers) -> tuple[float, float]:
+    """(weights and moments, what heaps grow to beyond them) of the fullest rank, bytes."""
+    fullest = max(_held(config, traces), key=lambda held: held.passing)
+    return fullest.alive.kinds["optimizer"], fullest.passing
 
 
 def eager_layer(trace: LayerTrace) -> Layer:
