@@ -57,7 +57,7 @@ def test_the_trace_ends_where_the_step_does(name: str) -> None:
     events = [e for own in slices(perfetto.trace(a)["traceEvents"]).values() for e in own]
     ends = [ns(e)[1] for e in events if e["cat"] != "after the pipeline"]
     pipeline_s = step.timeline.seconds if step.timeline else step.seconds - sum(
-        step.parts[part] for part in ("dp", "optimizer", "fixed")
+        step.parts[part] for part in ("dp", "optimizer", "skew", "fixed")
     )  # fmt: skip
     assert max(ends) == pytest.approx(pipeline_s * 1e9, abs=2)
     assert max(ns(e)[1] for e in events) == pytest.approx(step.seconds * 1e9, abs=2)

@@ -118,7 +118,7 @@ def test_text_says_the_records_figures(name: str) -> None:
     p, found = a.prediction, text(a)
     plain = re.sub(r"\s+", " ", found)
     lines = found.splitlines()
-    assert 25 <= len(lines) <= 36
+    assert 25 <= len(lines) <= 38
     assert max(map(len, lines)) <= 100
     assert numbers.duration(p.step.seconds).replace(numbers.NBSP, " ") in plain
     assert f"{numbers.significant(p.tokens_per_s_per_gpu, 4)} tokens/s per GPU" in plain

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from timetrial.config import Plan
 from timetrial.parallel.plan import split_layers, stage_rank
-from timetrial.predict.price import LayerSeconds, Pricing
-from timetrial.predict.step import Passes
+from timetrial.predict.price import Pricing
+from timetrial.predict.step import Passes, kind_seconds
 
 Counts = tuple[int, int, int]
 """Layers of the kinds embed, block and head."""
@@ -26,12 +26,7 @@ Counts = tuple[int, int, int]
 
 def layer_seconds(known: Passes, pricing: Pricing) -> dict[str, float]:
     """Kind of layer -> seconds of one micro batch, both passes; of several ways of a kind the fastest."""
-    cost: dict[str, LayerSeconds] = {}
-    for name, totals in known.items():
-        kind, found = name.partition(" by ")[0], pricing.layer_s(*totals)
-        if kind not in cost or found.total < cost[kind].total:
-            cost[kind] = found
-    return {kind: seconds.total for kind, seconds in cost.items()}
+    return {kind: seconds.total for kind, seconds in kind_seconds(known, pricing).items()}
 
 
 def least_s(plan: Plan, n_layers: int, seconds: Mapping[str, float], fixed_s: float) -> float:

@@ -6,9 +6,12 @@
 | flops_per_joule     | generation  | what an accelerator without rates of its own sustains for its design power,     |
 |                     |             | bf16 FLOP/s per watt; rates measured on a chip have its power limit in them     |
 | kernels             | stack       | rate of its kernels as a share of the newest                                  |
-| fp4_kernels         | stack       | the same of its products in four bits, which came later                       |
+| ripeness            | both        | how far a stack's kernels for a generation had come, as a share of `kernels`       |
+| fp4_kernels         | stack       | rate of its products in four bits, which came later                           |
 | launch_s            | stack       | host time of one kernel where no graph removes it, s                           |
 | step_s              | stack       | of a step, outside the model, s                                               |
+| skew                | all         | what each doubling of the accelerators that keep step costs, as a share of it   |
+| mx_kernels          | all         | rate of products in MXFP8 as a share of the curve that they borrow            |
 | tp_overlap ...      | all         | what hides communication, and what hidden communication costs                 |
 
 They are written by `timetrial validate --fit` into `constants.json`, with the rows they were fitted to.
@@ -37,13 +40,14 @@ class Kind:
     spread: float
     """How far from the start it is expected, as a share of it (the prior of the fit)."""
     of: str
-    """generation, stack or all."""
+    """generation, stack, both ("stack on generation") or all."""
 
 
 KINDS: dict[str, Kind] = {
     "speed": Kind(0.5, 1.1, 0.85, 0.06, "generation"),
     "flops_per_joule": Kind(0.3e12, 3e12, 1.2e12, 0.4, "generation"),
     "kernels": Kind(0.7, 1.1, 0.97, 0.05, "stack"),
+    "ripeness": Kind(0.8, 1.2, 1.0, 0.05, "both"),
     "fp4_kernels": Kind(0.6, 1.3, 1.0, 0.08, "stack"),
     "launch_s": Kind(5e-6, 250e-6, 85e-6, 0.25, "stack"),
     "step_s": Kind(0.0, 0.1, 0.015, 0.3, "stack"),
@@ -53,8 +57,15 @@ KINDS: dict[str, Kind] = {
     "contention": Kind(0.0, 0.3, 0.2, 0.15, "all"),
     "network": Kind(0.4, 1.2, 1.0, 0.1, "all"),
     "memory": Kind(0.5, 1.1, 0.9, 0.1, "all"),
+    "skew": Kind(0.0, 0.03, 0.004, 0.5, "all"),
+    "mx_kernels": Kind(0.8, 1.2, 1.0, 0.08, "all"),
     "fp8_attention": Kind(0.8, 1.8, 1.2, 0.1, "all"),
 }
+
+
+def on(stack: str, generation: str) -> str:
+    """What a constant of both is called by."""
+    return f"{stack} on {generation}"
 
 
 @dataclass(frozen=True)

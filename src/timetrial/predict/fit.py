@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timetrial.predict.constants import KINDS, Constants
+from timetrial.predict.constants import KINDS, Constants, on
 
 Floats = NDArray[np.float64]
 
@@ -40,9 +40,10 @@ def names(points: Sequence[Point]) -> list[str]:
     """The constants that these points bear on."""
     generations = sorted({p.generation for p in points})
     stacks = sorted({p.stack for p in points})
+    both = sorted({on(p.stack, p.generation) for p in points})
     found = []
     for kind, about in KINDS.items():
-        of = {"generation": generations, "stack": stacks, "all": [""]}[about.of]
+        of = {"generation": generations, "stack": stacks, "both": both, "all": [""]}[about.of]
         found += [f"{kind}.{name}" if name else kind for name in of]
     return found
 
@@ -112,7 +113,7 @@ class _Problem:
 
 def _bears(name: str, point: Point) -> bool:
     of = name.partition(".")[2]
-    return of in ("", point.generation, point.stack)
+    return of in ("", point.generation, point.stack, on(point.stack, point.generation))
 
 
 def left_out(

@@ -26,6 +26,7 @@ WORDS: Mapping[str, str] = {
     "launch": "launches",
     "bubble": "bubble",
     "optimizer": "optimizer",
+    "skew": "slowest rank",
     "fixed": "fixed",
 }
 """Part of the breakdown -> what people call it."""

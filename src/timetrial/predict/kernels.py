@@ -220,6 +220,8 @@ class _Flow:
     def _collective(self, at: int, op: Op) -> None:
         low = self._gathers_low(op)
         size = int(op.bytes * self.recipe.bytes / self._element) if low else op.bytes
+        if op.axis == "cp" and self.attention_format == "fp8" and self.stack.context_low:
+            size //= 2
         self.kernels.append(Kernel("collective", op.axis, op.phase, op.module, role=op.name, bytes=size))
         self._keep(op.reads, op.phase)
         for i in op.writes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from timetrial.config import RunConfig
 from timetrial.errors import UserError
 from timetrial.predict import cache, network, placement
-from timetrial.predict.constants import Constants
+from timetrial.predict.constants import Constants, on
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.events import LayerTrace
 from timetrial.predict.kernels import Layer, compile_layer
@@ -24,6 +24,10 @@ from timetrial.systems.system import System
 
 GRAPHS = {"full_iter": "full", "layer": "layer", "mcore": "layer"}
 """What a published table calls a CUDA graph -> which launches it takes off the host."""
+
+
+OVERLAPS = ("tp_overlap", "cp_overlap", "dp_overlap")
+"""Constants of what computing hides, by axis."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,12 @@ def system_of(request: Request) -> System:
 
 def system_named(name: str) -> System:
     """A system by its own name, by its file, or by a name under which results are published."""
-    known = (systems.LOCAL, *systems.names())
-    return systems.load(name) if name in known or name.endswith(".toml") else systems.find(name)
+    return systems.named(name)
 
 
 def stack_of(request: Request, system: System) -> Stack:
     """The stack of a request's release or round."""
-    vendor = {"cdna3": "amd", "cdna4": "amd", "cpu": "cpu"}.get(system.accelerator.generation, "nvidia")
+    vendor = system.accelerator.vendor
     hints = request.hints
     for text in (hints.release, hints.source):
         if text and (found := stacks.for_release(text)) is not None:
@@ -134,6 +137,7 @@ def pricing_of(
         graphs=GRAPHS.get(hints.cuda_graph, "none") if hints.cuda_graph else stack.graphs,
         overlaps=frozenset(overlaps),
         watts=system.accelerator.tdp_w,
+        again=hints.recompute_layers / request.config.model.n_layers if plan.recompute == "none" else 0.0,
     )
 
 
@@ -145,14 +149,14 @@ def fitted(constants: Constants, system: System, stack: Stack, derived: bool) ->
         return own.get(kind, constants.get(kind, of))
 
     return Fitted(
-        speed=value("speed", generation) * value("kernels", stack.name),
+        speed=value("speed", generation) * value("kernels", stack.name) * value("ripeness", on(stack.name, generation)),
         fp4_kernels=value("fp4_kernels", stack.name),
         launch_s=value("launch_s", stack.name),
         step_s=value("step_s", stack.name),
         flops_per_joule=value("flops_per_joule", generation) if derived else None,
         **{
             name: value(name)
-            for name in ("memory", "network", "fp8_attention", "tp_overlap", "cp_overlap", "dp_overlap", "contention")
+            for name in ("memory", "network", "skew", "mx_kernels", "fp8_attention", "contention", *OVERLAPS)
         },
     )
 

@@ -67,6 +67,11 @@ class Fitted:
     """The same of collectives."""
     fp4_kernels: float
     """Rate of products in four bits, as a further share."""
+    skew: float
+    """What each doubling of the accelerators that keep step costs, as a share of the step: the slowest of them is
+    waited for, and fabrics are shared."""
+    mx_kernels: float
+    """Rate of products in MXFP8, as a share of that of the format whose curve they borrow."""
     fp8_attention: float
     """Rate of attention in fp8, as a share of that in bf16."""
     launch_s: float
@@ -121,6 +126,8 @@ class Pricing:
     """Axes whose communication runs beside computing."""
     watts: float = 0.0
     """Design power of the accelerator, W."""
+    again: float = 0.0
+    """Share of the blocks whose forward pass runs again in the backward pass, beside what their traces say."""
 
     def kernel_s(self, kernel: Kernel) -> float:
         """Seconds of one kernel by the rates of single kernels."""
@@ -166,7 +173,7 @@ class Pricing:
         """What is exposed of each part, and what the host's launches add where it is slower."""
         fit, parts = self.fitted, dict.fromkeys(PARTS, 0.0)
         for fmt, seconds in totals.products.items():
-            speed = fit.speed * (fit.fp4_kernels if fmt in FOUR_BITS else 1.0)
+            speed = fit.speed * (fit.fp4_kernels if fmt in FOUR_BITS else fit.mx_kernels if fmt == "mxfp8" else 1.0)
             parts["matmul"] += _both(seconds / speed, self._powered_s(fmt, totals.work[fmt]))
         for fmt, seconds in totals.attention.items():
             parts["attention"] += seconds / fit.speed / (fit.fp8_attention if fmt == "fp8" else 1.0)

@@ -15,7 +15,8 @@ that is blank, or says n/a, is missing; what then holds is what a submission of 
 | sequence length, round | the workload's                                                                     |
 | order of the axes      | tp-cp-dp-pp; tp-cp-pp-dp where tp_pp_dp_mapping is true                            |
 | distributed optimizer  | on (optimizer states sharded, ZeRO stage 1)                                        |
-| recomputation          | none                                                                               |
+| recomputation          | what submissions of its kind do (`practices.py`), else none; "full:21" means that    |
+|                        | 21 blocks are computed again                                                       |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 
 from timetrial.config import Plan, RunConfig, replace
 from timetrial.errors import UserError
+from timetrial.predict import practices
 from timetrial.predict.published import Subject, subject
 
 MISSING = frozenset({"", "-", "--", "?", "n/a", "n.a.", "na", "nan", "none", "null", "unknown", "tbd"})
@@ -78,7 +80,9 @@ PRECISIONS = {
     "fp32": "fp32", "float32": "fp32", "tf32": "tf32",
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "16": "bf16", "bf16mixed": "bf16",
     "fp8": "fp8", "float8": "fp8", "fp8tensorwise": "fp8", "fp8delayed": "fp8", "fp8current": "fp8",
-    "fp8ds": "fp8", "fp8cs": "fp8", "fp8hybrid": "fp8",
+    "fp8ds": "fp8", "fp8cs": "fp8", "fp8hybrid": "fp8", "fp8tensorwisescaling": "fp8", "fp8delayedscaling": "fp8",
+    "fp8currentscaling": "fp8", "fp8pertensor": "fp8", "fp8pertensorscaling": "fp8",
+    "fp8blockscaling": "fp8_block", "fp8blockwisescaling": "fp8_block", "fp8subchannelscaling": "fp8_block",
     "fp8block": "fp8_block", "fp8blockwise": "fp8_block", "fp8sc": "fp8_block", "fp8subchannel": "fp8_block",
     "mxfp8": "mxfp8", "fp8mx": "mxfp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
@@ -86,7 +90,8 @@ PRECISIONS = {
 
 RECIPES = {
     "fp8tensorwise": "tensorwise", "fp8current": "tensorwise", "fp8cs": "tensorwise",
-    "fp8delayed": "delayed", "fp8ds": "delayed",
+    "fp8tensorwisescaling": "tensorwise", "fp8currentscaling": "tensorwise",
+    "fp8delayed": "delayed", "fp8ds": "delayed", "fp8delayedscaling": "delayed",
 }  # fmt: skip
 """Letters and digits of a written precision -> the recipe that it names; tensorwise is per-tensor current scaling."""
 
@@ -112,6 +117,8 @@ class Hints:
     """Step after which a run in four bits goes on in eight."""
     recompute: str = ""
     """Modules that are computed again, as the row names them."""
+    recompute_layers: int = 0
+    """Blocks that are computed again as a whole, where a row says "full:21" (of a stage without a pipeline)."""
     cuda_graph: str = ""
     """full_iter, layer, mcore; "" without."""
     tp_comm_overlap: bool | None = None
@@ -194,6 +201,11 @@ def request(row: Mapping[str, str]) -> Request:
     mbs, gbs = _batch(cells, dp, about, assumed)
     seq_len = cells.count("seq_len") or about.config.data.seq_len
     hints = _hints(cells, recipe, healing)
+    known = practices.of(about.config.workload, system) if about.converges else []
+    if not cells.text("recompute"):
+        hints = replace(hints, recompute_layers=practices.recomputed(known, assumed))
+    if not cells.text("precision"):
+        attention = practices.attention(known, assumed) or attention
     plan = Plan(
         tp=tp, cp=cp, pp=pp, vp=vp, ep=ep, dp=dp, mbs=mbs, gbs=gbs,
         shard=_shard(cells, hints, dp * cp), zero=3 if _fsdp(cells) else 1,
@@ -381,6 +393,9 @@ def _shard(cells: Cells, hints: Hints, copies: int) -> int:
 
 def _hints(cells: Cells, recipe: str, healing: int | None) -> Hints:
     graph, recompute = cells.text("cuda_graph").lower(), cells.text("recompute").lower()
+    some = re.fullmatch(r"full:(\d+)", recompute)
+    if some:
+        recompute = ""
     return Hints(
         release=cells.text("release"),
         source=cells.text("source"),
@@ -390,6 +405,7 @@ def _hints(cells: Cells, recipe: str, healing: int | None) -> Hints:
         recipe=recipe,
         healing_step=healing,
         recompute="full" if recompute in TRUE | {"block", "uniform"} else "" if recompute in FALSE else recompute,
+        recompute_layers=int(some[1]) if some else 0,
         cuda_graph="full_iter" if graph in TRUE else "" if graph in FALSE else graph,
         tp_comm_overlap=cells.flag("tp_comm_overlap"),
         asym_pp=cells.flag("asym_pp"),

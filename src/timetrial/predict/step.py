@@ -76,6 +76,8 @@ def kind_seconds(known: Passes, pricing: Pricing) -> dict[str, LayerSeconds]:
     cost: dict[str, LayerSeconds] = {}
     for name, totals in known.items():  # "block by heads" is another way of "block": the faster counts
         kind, found = name.partition(" by ")[0], pricing.layer_s(*totals)
+        if kind == "block" and pricing.again:
+            found = LayerSeconds(found.forward, found.backward + found.forward * pricing.again, found.weight)
         if kind not in cost or found.total < cost[kind].total:
             cost[kind] = found
     return cost
@@ -138,6 +140,7 @@ def predict_step(
         parts["dp"] = _exposed(plan, stages[0], data[0], pricing)
     held = max(sum(s.trained for s in own) for own in by_rank) / plan.shard_size
     parts["optimizer"] = pricing.rates.memory_s(held * OPTIMIZER_BYTES / fit.memory)
+    parts["skew"] = sum(parts.values()) * fit.skew * math.log2(plan.world_size)
     parts["fixed"] = fit.step_s
     evaluation = _evaluation(config, stages, [waits.forward for waits in data])
     return Step(sum(parts.values()), parts, tuple(stages), m, timeline, durations, evaluation)
@@ -162,10 +165,13 @@ def _data_parallel(config: RunConfig, stages: list[Stage], prices: DataParallel)
 def _exposed(plan: Plan, stage: Stage, waits: Waits, pricing: Pricing) -> float:
     """Seconds of data-parallel communication in a step without a pipeline."""
     m, overlap = plan.grad_accumulation_steps, pricing.fitted.dp_overlap
+    hidden = 1 - 1 / _buckets(plan, stage.trained, pricing)  # the last bucket leaves when nothing is left to do
     first, last = (overlap * way.total for way in (stage.seconds.forward, stage.seconds.backward))
-    reduce = pricing.exposed_s("dp", waits.reduce, last) if plan.zero_stage == 1 else waits.reduce
+    reduce = waits.reduce
+    if plan.zero_stage == 1:
+        reduce = pricing.exposed_s("dp", waits.reduce, min(last, hidden * waits.reduce))
     every = m * (waits.forward + waits.backward) + (m - 1) * waits.between
-    return pricing.exposed_s("dp", waits.gather, first) + every + reduce
+    return pricing.exposed_s("dp", waits.gather, min(first, hidden * waits.gather)) + every + reduce
 
 
 def _durations(

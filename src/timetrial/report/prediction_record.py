@@ -32,6 +32,7 @@ PARTS: dict[str, str] = {
     "launch": "launches and gaps",
     "optimizer": "optimizer",
     "dp": "data parallel, exposed",
+    "skew": "waiting for the slowest rank",
     "fixed": "rest of the step",
 }
 """Part of `Step.parts` -> words, in the order in which they are shown."""

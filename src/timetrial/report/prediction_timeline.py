@@ -62,7 +62,7 @@ def lay(answered: Answered) -> Laid:
     step, plan = answered.prediction.step, answered.prediction.request.plan
     found = schedule.lay(actions.table(plan), step.durations)
     tails, now = [], found.seconds
-    for part in ("dp",) * (plan.pp == 1) + ("optimizer", "fixed"):
+    for part in ("dp",) * (plan.pp == 1) + ("optimizer", "skew", "fixed"):
         if seconds := step.parts.get(part, 0.0):
             tails.append(Tail(part, now, now + seconds))
             now += seconds

@@ -257,6 +257,7 @@ def _matmul(system: System, fit: Mapping[str, Any], flops: float) -> MatmulCurve
 
 def _attention(system: System, fit: Mapping[str, Any], scale: float) -> AttentionCurve:
     back = _relatives()["backward"]
+    shares = back["share_of"].get(system.accelerator.generation, back["share"])
     fmt = "fp8" if fit["element_bytes"] == 1 else "bf16"
     return AttentionCurve(
         flops=system.accelerator.peak_flops[fmt],
@@ -271,6 +272,6 @@ def _attention(system: System, fit: Mapping[str, Any], scale: float) -> Attentio
         full=((64, fit["full"]), *((int(dim), time) for dim, time in _relatives()["full"]["time"].items())),
         traffic=fit["traffic"],
         element_bytes=fit["element_bytes"],
-        backward=tuple((int(dim), share) for dim, share in back["share"].items()),
+        backward=tuple((int(dim), share) for dim, share in shares.items()),
         backward_tokens=back["tokens"],
     )

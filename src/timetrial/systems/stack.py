@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -70,12 +71,16 @@ class Stack:
     contexts: tuple[str, ...] = ("ring",)
     """How context-parallel ranks may share attention: ring (keys and values go round), heads (all-to-all, where the
     heads divide). Of two the faster is taken, as who tunes a run does."""
+    context_low: bool = False
+    """Whether what context-parallel ranks send each other has attention's format."""
     ep_overlap: float = 0.0
     """Share of a block's products that can hide expert-parallel all-to-alls."""
     gradient_bytes: float = 2.0
     """Of one gradient element as it is reduced."""
     parameter_bytes: float = 2.0
     """Of one parameter element as it is gathered."""
+    bucket_elements: float = 0.0
+    """Gradients that leave together; 0: Megatron-Core's rule, the larger of 40 million and a million a rank."""
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     """By the precision's name: bf16, fp8 (delayed scaling), fp8(tensorwise), mxfp8, nvfp4, mxfp4."""
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -98,6 +103,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "ep_overlap": (0, 1),
     "gradient_bytes": (1, 4),
     "parameter_bytes": (0.5, 4),
+    "bucket_elements": (0, 1e12),
     "bytes": (0.5, 4),
     "extra_read_bytes": (0, 8),
 }
@@ -116,6 +122,8 @@ def load(name: str) -> Stack:
 
 def for_round(round_: str, vendor: str) -> Stack:
     """The stack that a round's entries ran on. Raises UserError where none is known."""
+    told = re.search(r"\d+\.\d+", round_)  # "V5.1", "Training v5.1" and "5.1" mean one round
+    round_ = f"v{told[0]}" if told else round_
     for name in names():
         stack = load(name)
         if round_ in stack.rounds and vendor in stack.vendors:
