@@ -71,6 +71,22 @@ def test_search_ranks_and_tells_why(capsys) -> None:
         (["predict", *RECORD, *PLAN, "--stack", "ngc19.01"], "ngc19.01"),
         (["predict", *RECORD, "--rows", "x.csv"], "--rows"),
         (["predict", "--rows", "nowhere.csv"], "nowhere.csv"),
+        (["predict", *RECORD, "--plan", "tp=5,pp=2"], "set --gpus to a multiple of 10"),
+        (["predict", *RECORD, "--plan", "tp=4,pp=8,cp=2,dp=8"], "set dp=39"),
+        (
+            ["predict", "llama31_8b", "--system", "h100-sxm", "--gpus", "8", "--stack", "rocm7.0"],
+            "--stack rocm7.0: is for amd",
+        ),
+        (["predict", "llama31_8b", "--system", "h2", "--gpus", "8"], "did you mean h200-nvl or h200-sxm?"),
+        (["predict", "llama31_8b", "--system", "gb300-nvl", "--gpus", "8"], "did you mean gb300-nvl72?"),
+        (["systems", "h100sx"], "did you mean h100-sxm?"),
+        (["predict", *RECORD, *PLAN, "--html", ""], "--html: is no file's name"),
+        (["predict", *RECORD, *PLAN, "--html", "/nonexist/x.html"], "--html /nonexist/x.html: there is no directory"),
+        (["predict", *RECORD, *PLAN, "--trace", "x.txt"], "--trace x.txt: must end in .json or .json.gz"),
+        (["predict", *RECORD, *PLAN, "--html", "/"], "--html"),
+        (["predict", *RECORD, *PLAN, "--trace", "/nonexist/x.json"], "there is no directory /nonexist"),
+        (["predict", "--rows", "x.csv", "--out", "/nonexist/x.csv"], "--out /nonexist/x.csv: there is no directory"),
+        (["validate", "--html", "/nonexist/x.html"], "--html /nonexist/x.html: there is no directory"),
         (["predict", *RECORD, *PLAN, "--set", "model.n_layers=-3"], "model.n_layers=-3: must be from 1"),
         (["predict", *RECORD, "--set", "model.n_layers=0"], "model.n_layers=0: must be from 1"),
         (["search", *RECORD, "--set", "model.n_layers=0"], "model.n_layers=0: must be from 1"),
@@ -137,4 +153,12 @@ def test_systems_lists_machines_with_their_sources(capsys) -> None:
     assert "ngc25.09" in out
     out, _ = run(capsys, "systems", "h100-sxm")
     assert "sources:" in out
+    assert run(capsys, "systems", "H100")[0] == out, "as predict --system reads it"
+    lines = {line.split()[0]: line for line in out.split("\n\n")[1].splitlines()}
+    assert lines["accelerator.peak"].endswith("fp32 67, tf32 494.5, bf16 989.5, fp8 1,979 TFLOP/s")
+    assert lines["accelerator.memory"].endswith("79.65 GiB")
+    assert lines["accelerator.memory_bandwidth"].endswith("3,350 GB/s")
+    assert lines["scale_up.bandwidth"].endswith("450 GB/s")
+    assert lines["scale_up.latency"].endswith("3.4 \u00b5s")
+    assert len({len(line) - len(line[2:].split(maxsplit=1)[1]) for line in lines.values()}) == 1, "one column"
     assert len(json.loads(run(capsys, "systems", "--json")[0])["systems"]) >= 12

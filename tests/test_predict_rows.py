@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timetrial.errors import UserError
+from timetrial.predict.predict import stack_of, system_of
 from timetrial.predict.request import Request, request
 from timetrial.predict.rows import ADDED, Answer, Results, Rows, predict_rows, read, write
 
@@ -130,6 +131,8 @@ def test_old_rounds_take_the_nearest_rules_and_say_so() -> None:
         ("nvfp4+fp8attn+healing@350", ("nvfp4", "fp8", "", 350)),
         ("fp8(tensorwise)+fp8attn", ("fp8", "fp8", "tensorwise", None)),
         ("FP8-CS", ("fp8", "bf16", "tensorwise", None)),
+        ("fp8 current scaling", ("fp8", "bf16", "tensorwise", None)),
+        ("FP8 delayed scaling", ("fp8", "bf16", "delayed", None)),
         ("MXFP8", ("mxfp8", "bf16", "", None)),
         ("BF16", ("bf16", "bf16", "", None)),
         ("fp32", ("fp32", "fp32", "", None)),
@@ -139,7 +142,34 @@ def test_precisions(text: str, parts: tuple[str, str, str, int | None]) -> None:
     wanted = request({**GB200, "precision": text})
     assert (wanted.precision, wanted.attention, wanted.hints.recipe, wanted.hints.healing_step) == parts
     assert wanted.plan.precision == ("fp32" if text == "fp32" else "bf16")
-    assert wanted.recipe == ("fp8(tensorwise)" if parts[2] else parts[0])
+    assert wanted.recipe == ("fp8(tensorwise)" if parts[2] == "tensorwise" else parts[0])
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("nvidia h100", "h100-sxm"), ("AMD MI355X", "mi355x"), ("AMD Instinct MI300X", "mi300x"), ("H100", "h100-sxm")],
+)
+def test_accelerators_may_have_their_vendor_before_them(written: str, name: str) -> None:
+    assert system_of(request({**GB200, "accelerator": written})).name == name
+
+
+@pytest.mark.parametrize("written", ["V5.1", "5.1", "training v5.1", "v5.1"])
+def test_rounds_as_people_write_them(written: str) -> None:
+    wanted = request({**GB200, "round": written})
+    assert stack_of(wanted, system_of(wanted)).name == "ngc25.09"
+    assert wanted.config.round == "v5.1"
+
+
+def test_two_columns_of_one_name_must_agree(tmp_path: Path) -> None:
+    table = tmp_path / "two.csv"
+    table.write_text(
+        "accelerator,benchmark,accelerators,TP,tp,note,note\n"
+        "H100,llama2_70b_lora,8,4,8,a,b\nH100,llama2_70b_lora,8,4,4,a,b\nH100,llama2_70b_lora,8,,4,a,b\n"
+    )
+    rows = read(table).rows
+    assert rows[0].wanted is None
+    assert rows[0].problem == "columns 4 and 5 are both TP and say 4 and 8; keep one"
+    assert [r.wanted.plan.tp for r in rows[1:] if r.wanted] == [4, 4]
 
 
 def test_models_of_vendors() -> None:

@@ -62,10 +62,12 @@ def predict(
         missing = ", ".join(n for n, v in (("WORKLOAD", workload), ("--system", system), ("--gpus", gpus)) if not v)
         raise UserError(f"missing {missing}; as in: timetrial predict llama31_405b --system gb200-nvl72 --gpus 2496")
     from timetrial.predict import answer
-    from timetrial.report import perfetto
+    from timetrial.report import pages, perfetto
     from timetrial.report import prediction as report
     from timetrial.report.answered import answered
 
+    pages.check("--html", html)
+    pages.check("--trace", trace, perfetto.SUFFIXES)
     request = answer.request_of(
         workload,
         system,
@@ -82,15 +84,20 @@ def predict(
     if plan is None:
         request = answer.best_request(request, chosen, progress=_progress)
     made = answered(request, chosen)
+    written = [
+        write(made, path) for path, write in ((html, report.write_page), (trace, perfetto.write)) if path is not None
+    ]
     print(json.dumps(report.as_json(made), indent=1) if as_json else report.text(made))
-    for path, write in ((html, report.write_page), (trace, perfetto.write)):
-        if path is not None:
-            print(f"wrote {write(made, path)}", file=sys.stderr)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
 
 
 def _rows(path: Path, out: str) -> int:
     from timetrial.predict import answer, rows
+    from timetrial.report import pages
 
+    if out != "-":
+        pages.check("--out", Path(out))
     table = rows.read(path)
     results = rows.predict_rows(table, answer.answer)
     rows.write(table, results, out)
@@ -136,7 +143,9 @@ def validate(
 ) -> None:
     """How far to trust predictions: errors on published runs, each under constants fitted without its system."""
     from timetrial.predict import refit, sure
+    from timetrial.report import pages
 
+    pages.check("--html", html)
     left_out: list[str] = []
     if fit is None and rows is None:
         runs = list(sure.validated())

@@ -20,8 +20,10 @@ ZERO = (1, 2, 3)
 DEGREES = ("tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs")
 
 
-def parse_plan(text: str, base: Plan, nproc: int) -> Plan:
+def parse_plan(text: str, base: Plan, nproc: int, option: str = "--nproc") -> Plan:
     """`base` with the settings of `text`, such as "tp=2,pp=2,gbs=32", for a run of `nproc` ranks.
+
+    `option`: with which one says how many ranks there are.
 
     The data-parallel degree, unless given, is what the other axes leave of the ranks. Raises UserError
     on unknown keys, values that do not fit and ranks that the other axes cannot share out evenly.
@@ -47,7 +49,7 @@ def parse_plan(text: str, base: Plan, nproc: int) -> Plan:
         if nproc % others:
             raise UserError(
                 f"tp={plan.tp} x cp={plan.cp} x pp={plan.pp} = {others} does not divide {nproc} ranks; "
-                f"set --nproc to a multiple of {others} or change tp, cp or pp"
+                f"set {option} to a multiple of {others} or change tp, cp or pp"
             )
         plan = replace(plan, dp=nproc // others)
     return plan
@@ -60,11 +62,14 @@ def check_degrees(plan: Plan) -> None:
             raise UserError(f"--plan: {name}={getattr(plan, name)} must be at least 1")
 
 
-def validate(plan: Plan, config: RunConfig, world: int) -> None:
-    """Raise UserError, one line naming the option to change, if `plan` cannot run `config` on `world` ranks."""
+def validate(plan: Plan, config: RunConfig, world: int, option: str = "--nproc") -> None:
+    """Raise UserError, one line naming the option to change, if `plan` cannot run `config` on `world` ranks.
+
+    `option`: with which one says how many ranks there are.
+    """
     check_degrees(plan)
     _check_names(plan)
-    _check_world(plan, world)
+    _check_world(plan, world, option)
     _check_batch(plan)
     _check_sharding(plan)
     _check_model(plan, config)
@@ -84,10 +89,10 @@ def _check_names(plan: Plan) -> None:
         )
 
 
-def _check_world(plan: Plan, world: int) -> None:
+def _check_world(plan: Plan, world: int, option: str) -> None:
     if plan.world_size != world:
         others = plan.tp * plan.cp * plan.pp
-        fix = f"set dp={world // others}" if world % others == 0 else f"set --nproc to {plan.world_size}"
+        fix = f"set dp={world // others}" if world % others == 0 else f"set {option} to {plan.world_size}"
         raise UserError(
             f"tp={plan.tp} x cp={plan.cp} x pp={plan.pp} x dp={plan.dp} = {plan.world_size} ranks, "
             f"but the run has {world}; {fix}"

@@ -15,7 +15,7 @@ from timetrial.predict.energy import Energy
 from timetrial.predict.local import local_memory
 from timetrial.predict.memory import Memory
 from timetrial.predict.predict import Prediction, predict, stack_of, system_named, system_of
-from timetrial.predict.request import PRECISIONS, Hints, Request
+from timetrial.predict.request import PRECISIONS, RECIPES, Hints, Request
 from timetrial.predict.rows import Answer
 from timetrial.systems import stack as stacks
 from timetrial.systems.stack import Stack
@@ -55,7 +55,7 @@ def request_of(
     config: RunConfig = resolve(workload, preset, round_)
     found = system_named(system)
     processors = found.accelerator.generation == "cpu"
-    name, attention = _precision(precision or (config.plan.precision if processors else "fp8"))
+    name, attention, recipe = _precision(precision or (config.plan.precision if processors else "fp8"))
     if processors and name not in ("fp32", "bf16"):
         raise UserError(f"--precision {precision}: the engine trains in fp32 or bf16 on {found.name}")
     any_plan = any_plan and not processors  # what is searched are mappings of accelerators
@@ -63,7 +63,7 @@ def request_of(
         base = replace(config.plan, tp=1, cp=1, pp=1, vp=1, dp=1)
     else:
         base = Plan(mbs=1, gbs=config.plan.gbs, zero=1, order="tp-cp-dp-pp")
-    chosen = parse_plan(plan, base, 1 if any_plan else gpus)
+    chosen = parse_plan(plan, base, 1 if any_plan else gpus, "--gpus")
     chosen = replace(chosen, precision="fp32" if name == "fp32" else "bf16")
     if preset == "official":
         config = replace(resolve(workload, preset, round_, chosen.gbs), lora=config.lora)
@@ -77,7 +77,7 @@ def request_of(
         config = override(config, key.strip(), value.strip())
     check(config)
     if not any_plan:
-        validate(config.plan, config, gpus)
+        validate(config.plan, config, gpus, "--gpus")
     return Request(
         config=config,
         round=config.round,
@@ -88,7 +88,7 @@ def request_of(
         attention=attention,
         converges=preset == "official",
         model=workload_title(workload) + ("" if preset == "official" else f" ({preset})"),
-        hints=Hints(cuda_graph=GRAPHS.get(graphs or "", ""), recipe="tensorwise" if "tensorwise" in precision else ""),
+        hints=Hints(cuda_graph=GRAPHS.get(graphs or "", ""), recipe=recipe),
     )
 
 
@@ -99,13 +99,15 @@ def workload_title(workload: str) -> str:
     )
 
 
-def _precision(text: str) -> tuple[str, str]:
+def _precision(text: str) -> tuple[str, str, str]:
+    """(linear layers, attention, recipe), as a row's."""
     base, *more = text.lower().split("+")
-    name = PRECISIONS.get("".join(c for c in base if c.isalnum()))
+    letters = "".join(c for c in base if c.isalnum())
+    name = PRECISIONS.get(letters)
     if name is None or more not in ([], ["fp8attn"]):
         known = ", ".join(sorted(set(PRECISIONS.values())))
         raise UserError(f"--precision {text}: use one of {known}, with +fp8attn for attention in fp8")
-    return name, "fp8" if more else "fp32" if name == "fp32" else "bf16"
+    return name, "fp8" if more else "fp32" if name == "fp32" else "bf16", RECIPES.get(letters, "")
 
 
 def memory_of(prediction: Prediction) -> Memory:
@@ -162,8 +164,20 @@ def answer(request: Request) -> Answer:
 
 
 def named_stack(name: str | None, request: Request) -> Stack:
-    """The stack of that name, or the one that the request's round ran on."""
-    return stacks.load(name) if name else stack_of(request, system_of(request))
+    """The stack of that name, or the one that the request's round ran on.
+
+    Raises UserError for a stack of another vendor's accelerators: its kernels do not run there.
+    """
+    system = system_of(request)
+    if not name:
+        return stack_of(request, system)
+    stack, vendor = stacks.load(name), system.accelerator.vendor
+    if vendor not in stack.vendors:
+        fitting = [n for n in stacks.names() if vendor in stacks.load(n).vendors]
+        raise UserError(
+            f"--stack {name}: is for {' and '.join(stack.vendors)}, not for {system.name}; use {', '.join(fitting)}"
+        )
+    return stack
 
 
 def found(request: Request, stack: Stack, progress: Progress | None = None) -> Found:

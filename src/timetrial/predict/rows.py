@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timetrial.errors import UserError
-from timetrial.predict.request import ALIASES, Request, normal, request
+from timetrial.predict.request import ALIASES, Request, clean, normal, request
 
 ADDED = ("predicted_step_time_s", "predicted_memory_gib", "predicted_tflops_per_gpu", "predicted_ttt_min", "status")
 """Columns that `write` puts after those of the input."""
@@ -25,6 +25,10 @@ ADDED = ("predicted_step_time_s", "predicted_memory_gib", "predicted_tflops_per_
 OK = "ok"
 LONGEST = 300
 """Characters of a status."""
+
+
+KNOWN = frozenset(alias for aliases in ALIASES.values() for alias in aliases)
+"""Columns that are read, as `normal` spells them."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def read(path: str | Path) -> Rows:
     except csv.Error as error:
         raise UserError(f"{name} line {reader.line_num}: is no CSV ({error}); quote cells that hold quotes") from None
     columns, body = lines[0][1], lines[1:]
-    if not {normal(c) for c in columns} & {alias for known in ALIASES.values() for alias in known}:
+    if not {normal(c) for c in columns} & KNOWN:
         raise UserError(f"{name}: no column of the first line is known; it needs some of {', '.join(_main_columns())}")
     width = max(len(cells) for _, cells in lines)
     named = len(columns)
@@ -173,13 +177,25 @@ def _row(line: int, columns: Sequence[str], named: int, cells: list[str]) -> Row
             line, padded, None, f"line {line} has {len(cells)} cells for {named} columns; quote those with commas"
         )
     try:
-        by_name: dict[str, str] = {}
-        for name, cell in zip(columns, padded, strict=True):
-            if not by_name.get(name, "").strip():
-                by_name[name] = cell
-        return Row(line, padded, request(by_name))
+        return Row(line, padded, request(_by_name(columns, padded)))
     except UserError as error:
         return Row(line, padded, None, _one_line(str(error)))
+
+
+def _by_name(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    """Column -> cell; of columns of one name the one that is told. Raises UserError where two tell different things."""
+    first: dict[str, tuple[int, str]] = {}
+    found: dict[str, str] = {}
+    for at, (name, cell) in enumerate(zip(columns, cells, strict=True)):
+        before, own = first.setdefault(normal(name), (at, name))
+        old = clean(found.get(own, ""))
+        if not old:
+            found[own] = cell
+        elif normal(name) in KNOWN and clean(cell) not in ("", old):
+            raise UserError(
+                f"columns {before + 1} and {at + 1} are both {own.strip()} and say {old} and {clean(cell)}; keep one"
+            )
+    return found
 
 
 def _answer(row: Row, predict: Callable[[Request], Answer]) -> Answer:

@@ -37,6 +37,26 @@ def style(*names: str) -> Markup:
     return Markup("\n".join((folder / name).read_text(encoding="utf-8") for name in names))
 
 
+def check(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise UserError, naming `option`, unless a file can be written at `path`: asked before the work, not after it.
+
+    `suffixes`: how its name must end; any way where empty.
+    """
+    if path is None or (path.name and path.exists() and not path.is_file() and not path.is_dir()):
+        return  # none is asked for, or it is a pipe or a device
+    if not path.name:
+        raise UserError(f"{option}: is no file's name; give one, such as {option} run{(suffixes or ('.html',))[0]}")
+    if suffixes and not path.name.endswith(suffixes):
+        raise UserError(f"{option} {path}: must end in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"{option} {path}: is a directory; give a file in it")
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no directory {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{option} {path}: the directory {folder} cannot be written to")
+
+
 def write(content: str, path: Path) -> Path:
     """Write a page beside `path` and rename it there; `path`. Raises UserError when it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -32,6 +32,9 @@ _COLORS = {"F": "thread_state_running", "B": "rail_response", "I": "rail_respons
 """Of the format's reserved names."""
 
 
+SUFFIXES = (".json", ".json.gz")
+
+
 def write(answered: Answered, path: str | Path) -> Path:
     """Write the trace to `path`, packed where it ends in .gz, and return it.
 
@@ -39,7 +42,7 @@ def write(answered: Answered, path: str | Path) -> Path:
     be written.
     """
     path = Path(path)
-    if not path.name.endswith((".json", ".json.gz")):
+    if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path}: a trace is a .json or .json.gz file; end its name so")
     content = json.dumps(trace(answered), separators=(",", ":")).encode()
     if path.suffix == ".gz":

@@ -13,13 +13,13 @@ from timetrial.systems.system import System
 
 def as_text(name: str | None = None) -> str:
     """All systems and stacks, a line each; or one system with the source of each figure."""
-    return _one(systems.load(name)) if name else _all()
+    return _one(systems.named(name)) if name else _all()
 
 
 def as_json(name: str | None = None) -> str:
     """The same as data."""
     if name:
-        return json.dumps(_plain(systems.load(name)), indent=1)
+        return json.dumps(_plain(systems.named(name)), indent=1)
     both = {
         "systems": [_plain(systems.load(n)) for n in systems.names()],
         "stacks": [dataclasses.asdict(stacks.load(n)) for n in stacks.names()],
@@ -48,19 +48,56 @@ def _all() -> str:
 
 def _one(system: System) -> str:
     lines = [f"{system.name}: {system.title}", ""]
-    for group in ("accelerator", "node", "scale_up", "scale_out", "host"):
-        for key, value in dataclasses.asdict(getattr(system, group)).items():
-            lines.append(f"  {group}.{key:24s} {_short(value)}")
+    groups = {name: getattr(system, name) for name in ("accelerator", "node", "scale_up", "scale_out", "host", "power")}
+    figures = [
+        (f"{name}.{key}", value)
+        for name, group in groups.items()
+        if group is not None
+        for key, value in dataclasses.asdict(group).items()
+    ]
+    width = max(len(_words(name)) for name, _ in figures)
+    lines += [f"  {_words(name):{width}s}  {_short(name, value)}" for name, value in figures]
     lines += ["", "sources:"] + [f"  {key}: {text}" for key, text in sorted(system.sources.items())]
     if system.assumed:
         lines += ["", "assumed: " + ", ".join(sorted(system.assumed))]
     return "\n".join(lines)
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {v:.4g}" for k, v in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+UNITS: dict[str, tuple[float, str]] = {
+    "_flops": (1e12, "TFLOP/s"),
+    "_bytes": (2.0**30, "GiB"),
+    "_bytes_per_s": (1e9, "GB/s"),
+    "_s": (1e-6, "\u00b5s"),
+    "_w": (1.0, "W"),
+}
+"""How a figure's name ends -> what it is divided by, and the unit of that; the longest ending counts."""
+
+
+def _ending(name: str) -> str:
+    key = "_" + name.rpartition(".")[2]
+    return max((end for end in UNITS if key.endswith(end)), key=len, default="")
+
+
+def _words(name: str) -> str:
+    """A figure's name without its unit: it stands beside the value."""
+    if name.endswith("bytes_per_s"):
+        return name.removesuffix("bytes_per_s") + "bandwidth"
+    return name.removesuffix(_ending(name))
+
+
+def _short(name: str, value: Any) -> str:
+    by, unit = UNITS.get(_ending(name), (1.0, ""))
+
+    def one(x: Any) -> str:
+        if isinstance(x, bool):
+            return "yes" if x else "no"
+        if not isinstance(x, int | float):
+            return str(x)
+        y = x / by
+        return f"{y:,.0f}" if y >= 1000 or y == round(y) else f"{y:.4g}"
+
+    told = ", ".join(f"{k} {one(v)}" for k, v in value.items()) if isinstance(value, dict) else one(value)
+    return f"{told} {unit}".strip()
 
 
 def _plain(system: System) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from timetrial.systems.ranges import nearest
 FORMATS = ("fp32", "tf32", "bf16", "fp8", "fp6", "fp4")
 GENERATIONS = ("hopper", "blackwell", "blackwell-ultra", "ada", "cdna3", "cdna4", "cpu")
 SCALE_UP_KINDS = ("nvlink", "xgmi", "pcie", "memory", "none")
+VENDORS = ("nvidia", "amd", "instinct")
+"""What a published name of an accelerator may begin with, and need not."""
 LOCAL = "local"
 """The name of the machine that this runs on, once it is calibrated."""
 SCALE_OUT_KINDS = ("infiniband", "ethernet", "none")
@@ -47,6 +49,11 @@ class Accelerator:
     """Streaming multiprocessors (AMD: compute units; CPU: cores)."""
     tdp_w: float
     """Thermal design power, watts."""
+
+    @property
+    def vendor(self) -> str:
+        """nvidia, amd or cpu: whose software stacks run on it."""
+        return {"cdna3": "amd", "cdna4": "amd", "cpu": "cpu"}.get(self.generation, "nvidia")
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,12 @@ def load(name_or_path: str | Path) -> System:
     return _build(figures, text)
 
 
+def named(name: str) -> System:
+    """A system by its own name, by its file, or by a name under which results are published. Raises UserError."""
+    known = (LOCAL, *names())
+    return load(name) if name in known or name.endswith(".toml") else find(name)
+
+
 def local_path() -> Path:
     """Where a calibration writes the system "local"."""
     return cachedir.root() / "systems" / f"{LOCAL}.toml"
@@ -165,12 +178,18 @@ def local_path() -> Path:
 def find(accelerator: str) -> System:
     """The system whose accelerator is published under this name ("NVIDIA H100-SXM5-80GB", "DGX-B200").
 
-    Case, spaces and punctuation do not count. Raises UserError where no system has the name.
+    Case, spaces, punctuation and the vendor's name before it do not count. Raises UserError, with the nearest name,
+    where no system has the name.
     """
-    key = _key(accelerator)
-    found = _by_alias().get(key)
+    key, known = _key(accelerator), _by_alias()
+    found = known.get(key) or known.get(re.sub(f"^(?:{'|'.join(VENDORS)})+", "", key))
     if found is None:
-        raise UserError(f"no system for the accelerator {accelerator!r}; there are {', '.join(names())}")
+        begin = [name for name in names() if key and _key(name).startswith(key)]
+        hint = f" (did you mean {' or '.join(begin)}?)" if begin else nearest(accelerator.lower(), names())
+        raise UserError(
+            f"no system for the accelerator {accelerator!r}{hint}; there are {', '.join(names())}, or give a path that "
+            "ends in .toml"
+        )
     return _bundled(found)
 
 
