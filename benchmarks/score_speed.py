@@ -70,8 +70,15 @@ def make(logs: Path, root: Path, runs: int, size: int) -> int:
     return made
 
 
-def ours(root: Path, workers: int) -> tuple[float, list[Result]]:
-    started = time.perf_counter()
+def cpu_s() -> float:
+    """Processor seconds of this process and of those that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def ours(root: Path, workers: int) -> tuple[float, float, list[Result]]:
+    """(seconds, processor seconds, results)."""
+    before, started = cpu_s(), time.perf_counter()
     shown = [0.0]
 
     def progress(done: int, total: int, path: Path) -> None:
@@ -80,12 +87,12 @@ def ours(root: Path, workers: int) -> tuple[float, list[Result]]:
             print(f"  {done} of {total} logs", file=sys.stderr)
 
     results = list(score_all([root], workers, progress))
-    return time.perf_counter() - started, results
+    return time.perf_counter() - started, cpu_s() - before, results
 
 
-def official(root: Path, place: Path) -> tuple[float, dict[str, list[float]]]:
-    """Seconds, and benchmark -> its scores."""
-    took, scores = 0.0, defaultdict(list)
+def official(root: Path, place: Path) -> tuple[float, float, dict[str, list[float]]]:
+    """(seconds, processor seconds, benchmark -> its scores)."""
+    took, before, scores = 0.0, cpu_s(), defaultdict(list)
     for round_ in sorted(root.iterdir()):
         command = [sys.executable, "-m", "mlperf_logging.result_summarizer", f"{round_}/{{*}}", "training"]
         command += [round_.name.removeprefix("v") + ".0", "--generate_private_ids", "--csv", f"{round_.name}.csv"]
@@ -102,7 +109,7 @@ def official(root: Path, place: Path) -> tuple[float, dict[str, list[float]]]:
                     scores[f"{round_.name} {name}"].append(value)
                 elif isinstance(value, float) and name.endswith(":time_to_train"):
                     scores[f"{round_.name} {name.partition(':')[0]}"].append(value)
-    return took, scores
+    return took, cpu_s() - before, scores
 
 
 def alike(one: list[float], other: list[float]) -> bool:
@@ -155,17 +162,19 @@ def main() -> None:
         size = sum(log.stat().st_size for log in root.rglob("result_*.txt"))
         over = sum(log.stat().st_size > 1e6 for log in root.rglob("result_*.txt"))
         print(f"{count:,} logs, {size / 1e6:,.0f} MB, {over} over a megabyte; {os.cpu_count()} cores")
-        took, results = ours(root, options.workers)
+        took, used, results = ours(root, options.workers)
         scored = sum(result.score_min is not None for result in results)
         rate = f"{count / took:,.0f} logs/s, {size / 1e6 / took:.0f} MB/s"
         print(f"timetrial, {options.workers} workers: {took:.1f} s ({rate}); {scored} of {len(results)} results scored")
         here, workers = peak_mib(resource.RUSAGE_SELF), peak_mib(resource.RUSAGE_CHILDREN)
+        print(f"  {used:.1f} processor seconds, load {os.getloadavg()[0]:.1f}")
         print(f"  peak memory: {here:.0f} MiB here, {workers:.0f} MiB in a worker")
         if options.official:
-            theirs, scores = official(root, place)
+            theirs, theirs_used, scores = official(root, place)
             print(
                 f"official summarizer: {theirs:.1f} s ({count / theirs:,.0f} logs/s); {theirs / took:.1f} times as long"
             )
+            print(f"  {theirs_used:.1f} processor seconds, {theirs_used / used:.1f} times ours")
             mine: dict[str, list[float]] = defaultdict(list)
             for result in results:
                 if result.score_min is not None:
