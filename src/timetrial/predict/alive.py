@@ -16,19 +16,17 @@ The tensors lie on a `heap.Heap`, and what that has grown to is what the process
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from timetrial.config import Plan
 from timetrial.parallel.plan import split_layers, stage_rank
 from timetrial.predict import actions
+from timetrial.predict.alive_program import FLOAT, Program, program
 from timetrial.predict.collectives import gathered_bytes
-from timetrial.predict.events import LayerTrace, Op, Weight
+from timetrial.predict.events import LayerTrace, Weight
 from timetrial.predict.heap import Heap
 
-FLOAT = 4
-"""bytes"""
 STEPS = 3
 """Walked through: the first has no moments yet, later ones repeat themselves."""
 MOST_MICRO_BATCHES = 8
@@ -66,111 +64,6 @@ def walk(traces: Mapping[str, LayerTrace], plan: Plan, n_layers: int, rank: int 
 def threads_bytes(calls: Iterable[int]) -> int:
     """What gloo's threads take for calls of so many bytes."""
     return THREADS * COPIES * max(calls, default=0)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """What one operator does to memory."""
-
-    phase: str
-    makes: tuple[int, ...]
-    drops: tuple[int, ...]
-    scratch: tuple[int, ...]
-    """Bytes that are there while it runs."""
-
-
-@dataclass(frozen=True)
-class _Program:
-    """A layer's trace as memory sees it. Tensors by trace id."""
-
-    forward: tuple[_Piece, ...]
-    backward: tuple[_Piece, ...]
-    bytes: Mapping[int, int]
-    saved: frozenset[int]
-    input: int
-    output: int
-    incoming: frozenset[int]
-    """The gradient of the output, under all ids that it has."""
-    gradients: frozenset[int]
-    """Of weights."""
-    outgoing: int | None
-    """The gradient of the input."""
-
-
-def _program(trace: LayerTrace) -> _Program:
-    forward = [op for op in trace.ops if op.phase == "forward"]
-    backward = [op for op in trace.ops if op.phase != "forward"]
-    seen = {i for op in forward for i in (*op.reads, *op.writes)}
-    written = {i for op in trace.ops for i in op.writes}
-    saved, stays = frozenset(trace.saved), {*trace.saved, *trace.outputs}
-    incoming = frozenset(i for op in backward for i in op.reads if i not in seen | written | saved)
-    made: set[int] = set(trace.inputs)
-    ahead = _pieces(forward, made, [i for i in made if i not in stays], stays, trace)
-    results = _results(backward)
-    sizes = Counter(FLOAT * math.prod(w.shape) for w in trace.weights if w.trained)
-    passed = trace.tensor_bytes.get(trace.inputs[0], 0)
-    outgoing = next((i for i in reversed(results) if trace.tensor_bytes.get(i, 0) == passed), None)
-    gradients = set()
-    for i in results:
-        if i != outgoing and sizes[trace.tensor_bytes.get(i, 0)] > 0:
-            sizes[trace.tensor_bytes[i]] -= 1
-            gradients.add(i)
-    keep = gradients | ({outgoing} if outgoing is not None else set())
-    back = _pieces(backward, {*saved, *incoming}, [*saved, *incoming], keep, trace)
-    return _Program(
-        forward=ahead,
-        backward=back,
-        bytes=trace.tensor_bytes,
-        saved=saved,
-        input=trace.inputs[0],
-        output=trace.outputs[0],
-        incoming=incoming,
-        gradients=frozenset(gradients),
-        outgoing=outgoing,
-    )
-
-
-def _pieces(
-    ops: list[Op], known: set[int], drop: Iterable[int], keep: Iterable[int], trace: LayerTrace
-) -> tuple[_Piece, ...]:
-    """What each of `ops` makes, and which of that and of what was `known` and is to `drop` it is the last to touch."""
-    last: dict[int, int] = {}
-    for n, op in enumerate(ops):
-        for i in (*op.reads, *op.writes):
-            last[i] = n
-    here, stays, exist = set(drop), set(keep), set(known)
-    inside = _functions(trace)
-    found = []
-    for n, op in enumerate(ops):
-        makes = tuple(i for i in dict.fromkeys(op.writes) if i not in exist)
-        exist |= set(makes)
-        here |= set(makes) - stays
-        drops = tuple(i for i in dict.fromkeys((*op.reads, *op.writes)) if i in here - stays and last[i] == n)
-        here -= set(drops)
-        # attention lays its operands out anew
-        scratch = tuple(trace.tensor_bytes.get(i, 0) for i in op.reads) if op.kind == "attention" else ()
-        phase = "" if op.module in inside else op.phase
-        found.append(_Piece(phase, makes, drops, scratch))
-    return tuple(found)
-
-
-def _functions(trace: LayerTrace) -> set[str]:
-    """Modules that send from within one function of autograd's, which sees none of their operators: rings, and the loss
-    of a vocabulary that is split (`parallel/context.py`, `loss.py`)."""
-    sends = {op.module for op in trace.ops if op.kind == "collective"}
-    return {module for module in sends if module.endswith("core") or module == "loss"}
-
-
-def _results(ops: list[Op]) -> list[int]:
-    """What is written and read by none after that, in order."""
-    touched: dict[int, bool] = {}
-    for op in ops:
-        for i in op.reads:
-            touched.pop(i, None)
-        for i in op.writes:
-            touched.pop(i, None)
-            touched[i] = True
-    return list(touched)
 
 
 class _Tensor:
@@ -222,14 +115,18 @@ class _Layer:
     """One layer of a stage."""
 
     kind: str
+    """Of its trace."""
     unit: Unit
-    program: _Program
+    """FSDP's: the block's number, or the root."""
+    program: Program
 
 
 class _Rank:
+    """The walk of one pipeline rank."""
+
     def __init__(self, traces: Mapping[str, LayerTrace], plan: Plan, n_layers: int, rank: int, state: bool) -> None:
         self.plan, self.state, self.store = plan, state, _Store()
-        programs = {kind: _program(trace) for kind, trace in traces.items()}
+        programs = {kind: program(trace) for kind, trace in traces.items()}
         self.stages: dict[int, list[_Layer]] = {}
         first = 0
         for index, (embed, blocks, head) in enumerate(split_layers(n_layers, plan.pp * plan.vp)):
@@ -344,7 +241,7 @@ class _Rank:
         self.store.let_go(y)
         self._finish(ROOT, last)
 
-    def _run_forward(self, program: _Program, x: _Tensor) -> tuple[dict[int, _Tensor], _Tensor]:
+    def _run_forward(self, program: Program, x: _Tensor) -> tuple[dict[int, _Tensor], _Tensor]:
         """What the layer keeps, and its result."""
         held = {program.input: x}
         if program.input in program.saved:
@@ -365,7 +262,7 @@ class _Rank:
         return held, y
 
     def _run_backward(
-        self, program: _Program, held: dict[int, _Tensor], grad: _Tensor | None
+        self, program: Program, held: dict[int, _Tensor], grad: _Tensor | None
     ) -> tuple[list[_Tensor], _Tensor | None]:
         """Gradients of weights, and of the input."""
         if grad is not None:
