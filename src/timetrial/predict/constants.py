@@ -6,7 +6,7 @@
 | flops_per_joule     | generation  | what an accelerator without rates of its own sustains for its design power,     |
 |                     |             | bf16 FLOP/s per watt; rates measured on a chip have its power limit in them     |
 | kernels             | stack       | rate of its kernels as a share of the newest                                  |
-| ripeness            | both        | how far a stack's kernels for a generation had come, as a share of `kernels`       |
+| ripeness            | both        | how far a stack's kernels for a generation had come, as a share of `kernels`    |
 | fp4_kernels         | stack       | rate of its products in four bits, which came later                           |
 | launch_s            | stack       | host time of one kernel where no graph removes it, s                           |
 | step_s              | stack       | of a step, outside the model, s                                               |
