@@ -16,7 +16,7 @@ from timetrial.predict import calibrate_write
 from timetrial.predict.calibrate import Effort, calibrate
 from timetrial.predict.calibrate_layers import Samples, Size, time_layers
 from timetrial.predict.events import flops
-from timetrial.predict.local import eager_layer, local_memory, part_of_a_lane, predict_local
+from timetrial.predict.local import eager_layer, heap_share, local_memory, part_of_a_lane, predict_local
 from timetrial.predict.trace import trace_layers
 from timetrial.systems import stack, system
 from timetrial.systems.points import parse
@@ -216,6 +216,26 @@ def test_memory_counts_an_idle_rank_and_what_training_adds(local: Path, content:
     config = SMALL.config(2)
     used = local_memory(config, machine, trace_layers).peak.used
     assert used > content["idle_bytes"]["one"] + 16 * config.model.n_params()
+
+
+@pytest.mark.parametrize(
+    ("plan", "share"),
+    [
+        (Plan(), 0.1),
+        (Plan(gbs=2), 0.2),
+        (Plan(recompute="full", gbs=2), 0.3),
+        (Plan(dp=2, gbs=2), 0.4),
+        (Plan(dp=2, gbs=4), 0.2),
+        (Plan(recompute="selective"), 0.1),
+    ],
+)
+def test_the_heap_is_taken_from_the_way_of_running_that_shapes_it_most(
+    local: Path, content: dict[str, Any], plan: Plan, share: float
+) -> None:
+    measured = {"one": 0.1, "accumulating": 0.2, "full": 0.3, "several": 0.4}
+    eager = Rates.measured(system.load(local), content | {"reserved": measured}).eager
+    assert eager is not None
+    assert heap_share(eager, plan) == share
 
 
 def test_the_stack_of_processors_has_no_constant_of_its_own() -> None:

@@ -77,11 +77,11 @@ def local_memory(config: RunConfig, system: System, traces: Traces = cache.layer
     if rates.eager is None:
         raise UserError(f"system {system.name} has no measured costs of eager code; run `timetrial calibrate`")
     plan, eager = config.plan, rates.eager
-    share = _share(eager, plan)
+    share = heap_share(eager, plan)
     return Memory(tuple(_rank_memory(held, eager.idle(plan.world_size), share) for held in _held(config, traces)))
 
 
-def _share(eager: Eager, plan: Plan) -> float:
+def heap_share(eager: Eager, plan: Plan) -> float:
     """What heaps hold beyond what `alive.py` says, as measured of the way of running that shapes them most."""
     ways = [plan.recompute, *["accumulating"] * (plan.grad_accumulation_steps > 1)]
     ways += ["several"] * (plan.world_size > 1)
