@@ -152,6 +152,13 @@ def test_places_without_logs(tmp_path: Path) -> None:
     assert entry.findings[0].rule == "tree.names"
 
 
+def test_compressed_logs(tmp_path: Path) -> None:
+    write(tmp_path / "llama31_8b" / "result_0.txt.gz", ["not looked into"])
+    (entry,) = find([tmp_path])
+    assert [(found.level, found.rule) for found in entry.findings] == [("fail", "tree.compressed")]
+    assert entry.findings[0].found == "1 compressed logs, result_0.txt.gz ..."
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[1]", "{}", '{"scaling_factor": "1.1"}', '{"scaling_factor": 0.9}', '{"scaling_factor": NaN}',

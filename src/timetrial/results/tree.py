@@ -29,6 +29,8 @@ from timetrial.results.records import Finding, Level
 LAYOUT = "mlperf-logging 4.1.68 package_checker.py:56-110"
 PATTERN = re.compile(r"result_.*\.txt", re.DOTALL)
 """What the official tools take for a log (result_summarizer.py:361)."""
+COMPRESSED = re.compile(r"result_.*\.txt\.(gz|xz|bz2|zst|zip|lz4|Z)", re.DOTALL)
+"""Logs that nobody reads as they are."""
 MAX_JSON = 16 << 20
 """Largest description or scaling file that is read, bytes."""
 SKIPPED = frozenset(("power", "checkpoints", "adapters", "__pycache__"))
@@ -150,6 +152,11 @@ def _walk(
             notes.append(_finding("fail", "unreadable", error.strerror or "cannot be read", asked, change, here))
             continue
         logs = sorted((Path(item.path) for item in names if PATTERN.fullmatch(item.name)), key=_number)
+        packed = [item.name for item in names if COMPRESSED.fullmatch(item.name)]
+        if packed:
+            found, change = f"{len(packed)} compressed logs, {packed[0]} ...", "unpack them"
+            level: Level = "warn" if logs else "fail"
+            notes.append(_finding(level, "compressed", found, "result_N.txt", change, here))
         children = [item for item in names if not PATTERN.fullmatch(item.name) and _is_directory(item)]
         if logs:
             others = [Path(item.path) for item in names if not PATTERN.fullmatch(item.name)]
