@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from timetrial.errors import UserError
+from timetrial.results.official import Official
 from timetrial.results.records import Result
 from timetrial.results.scored import failed, score_entry
 from timetrial.results.tree import Entry, find
@@ -32,29 +33,42 @@ Progress = Callable[[int, int, Path], None]
 
 
 def score_all(
-    paths: Iterable[Path], workers: int = 2, progress: Progress | None = None, round_: str = ""
+    paths: Iterable[Path],
+    workers: int = 2,
+    progress: Progress | None = None,
+    round_: str = "",
+    official: bool = False,
 ) -> Iterator[Result]:
     """The results under `paths` in the order of `tree.find`, each as soon as it and those before it are done.
 
-    `round_` (`v5.0`) overrides what the tree says. Raises UserError for a path that does not exist, an unknown round
+    `round_` (`v5.0`) overrides what the tree says; `official` asks the official checker about each log too, which
+    takes several times as long. Raises UserError for a path that does not exist, an unknown round
     or no worker.
     """
     if workers < 1:
         raise UserError(f"{workers} workers: at least one is needed")
-    return score_entries(find(paths, round_), workers, progress)
+    return score_entries(find(paths, round_), workers, progress, official)
 
 
-def score_entries(entries: Sequence[Entry], workers: int = 2, progress: Progress | None = None) -> Iterator[Result]:
+def score_entries(
+    entries: Sequence[Entry], workers: int = 2, progress: Progress | None = None, official: bool = False
+) -> Iterator[Result]:
     """The same for entries that were found already."""
     total = sum(len(entry.logs) for entry in entries)
     done = 0
     alone = workers == 1 or len(entries) == 1 or _bytes(entries, SMALL) < SMALL
-    results = map(score_entry, entries) if alone else _parallel(entries, min(workers, len(entries)))
+    results = _alone(entries, official) if alone else _parallel(entries, min(workers, len(entries)), official)
     for entry, result in zip(entries, results, strict=True):
         done += len(entry.logs)
         if progress:
             progress(done, total, entry.path)
         yield result
+
+
+def _alone(entries: Sequence[Entry], official: bool) -> Iterator[Result]:
+    with Official() as checker:
+        for entry in entries:
+            yield score_entry(entry, official=checker if official else None)
 
 
 def _bytes(entries: Sequence[Entry], enough: int) -> int:
@@ -69,7 +83,7 @@ def _bytes(entries: Sequence[Entry], enough: int) -> int:
     return size
 
 
-def _parallel(entries: Sequence[Entry], workers: int) -> Iterator[Result]:
+def _parallel(entries: Sequence[Entry], workers: int, official: bool = False) -> Iterator[Result]:
     """Each entry by the next free worker; no more than a few ahead of the caller."""
     free: SimpleQueue[_Worker] = SimpleQueue()
     started = [_Worker() for _ in range(workers)]
@@ -79,7 +93,7 @@ def _parallel(entries: Sequence[Entry], workers: int) -> Iterator[Result]:
     def work(entry: Entry) -> Result:
         worker = free.get()
         try:
-            return worker.score(entry)
+            return worker.score(entry, official)
         finally:
             free.put(worker)
 
@@ -105,7 +119,7 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def score(self, entry: Entry) -> Result:
+    def score(self, entry: Entry, official: bool = False) -> Result:
         """The entry's result; one that says so where the process died over it."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
@@ -115,7 +129,7 @@ class _Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump(entry, process.stdin, pickle.HIGHEST_PROTOCOL)
+            pickle.dump((entry, official), process.stdin, pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
             result = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):

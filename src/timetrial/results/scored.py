@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from timetrial.errors import UserError
+from timetrial.results import convergence, rounds
 from timetrial.results.check import check_result, check_run
 from timetrial.results.energy import energy
 from timetrial.results.explain import run_time
+from timetrial.results.official import Official, rulesets
 from timetrial.results.read import read
 from timetrial.results.records import Finding, Result, Run, RunLog
 from timetrial.results.runs import run_of
@@ -21,13 +23,17 @@ Progress = Callable[[Path], None]
 """Called with each log that was read."""
 
 
-def score_entry(entry: Entry, progress: Progress | None = None) -> Result:
+def score_entry(entry: Entry, progress: Progress | None = None, official: Official | None = None) -> Result:
     """The result of one entry with everything that is known of it.
+
+    With `official`, the official compliance checker is asked about each log: its verdict stands in `Result.official`,
+    and which runs its summarizer would leave out is taken from it. Without, that is taken from our own rules, which
+    say the same but for what is told as a contradiction.
 
     Raises nothing: what goes wrong inside of this package is a finding `internal.error`, and the result is unread.
     """
     try:
-        return _score(entry, progress)
+        return _score(entry, progress, official)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         found = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
@@ -40,11 +46,12 @@ def failed(entry: Entry, rule: str, found: str, change: str) -> Result:
     return dataclasses.replace(score(entry, ()), verdict="unread", findings=(*entry.findings, finding))
 
 
-def _score(entry: Entry, progress: Progress | None) -> Result:
+def _score(entry: Entry, progress: Progress | None, official: Official | None) -> Result:
     accelerators, _ = size_of(entry)
     accelerator = (entry.description or {}).get("accelerator_model_name")
     runs: list[Run] = []
     refused: set[Path] = set()
+    said: dict[Path, tuple[str, ...]] = {}
     guessed: Finding | None = None
     known = entry
     for path in entry.logs:
@@ -58,13 +65,30 @@ def _score(entry: Entry, progress: Progress | None) -> Result:
             checked = _checked(log, known.round, benchmark, division_of(entry, [run]))
             if _refuses(checked):
                 refused.add(path)
+            if official and entry.preset != "mini" and rounds.ruleset(known.round) in rulesets():
+                verdict_ = official.log(path, rounds.ruleset(known.round))
+                said[path] = verdict_.lines
+                (refused.discard if verdict_.passed else refused.add)(path)
             name = accelerator if isinstance(accelerator, str) else ""
             time = run_time(log, benchmark, accelerators, name)
             run = dataclasses.replace(run, findings=(*run.findings, *checked), time=time)
         runs.append(run)
         if progress:
             progress(path)
-    return _whole(known, runs, refused, guessed)
+    result = _whole(known, runs, refused, guessed)
+    return dataclasses.replace(result, official=_said(result, said)) if official else result
+
+
+def _said(result: Result, said: dict[Path, tuple[str, ...]]) -> tuple[str, ...]:
+    """The official checker's verdict on a result, then its messages by log, word for word."""
+    if not said:
+        return ("not asked: no log that it has rules for",)
+    failed = [path for path, lines in said.items() if lines[0] != "SUCCESS"]
+    fewer = len(result.runs) - len(said)
+    allowed = convergence.rejected(result.benchmark) if len(result.runs) > 2 else 0
+    first = "SUCCESS" if len(failed) + fewer <= allowed else "FAILED"
+    counted = f"{first}: {len(said) - len(failed)} of {len(result.runs)} logs pass"
+    return (counted, *(f"{path.name}: {line}" for path, lines in said.items() for line in lines[1:]))
 
 
 def _checked(log: RunLog, round_: str, benchmark: str, division: str) -> tuple[Finding, ...]:
