@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from timetrial import config as configs
+from timetrial.check import IDENTITY, NAMES, NOT_EMPTY, RANGES, check
 from timetrial.config import RunConfig, dumps, load, override, replace
+from timetrial.data.names import SOURCE_NAMES
+from timetrial.data.source import SOURCES
 from timetrial.errors import UserError
-from timetrial.train.check import IDENTITY, NAMES, NOT_EMPTY, RANGES, check
 from timetrial.workloads import workload as workloads
 from timetrial.workloads.workload import resolve
 
@@ -214,10 +216,14 @@ def test_every_number_and_name_of_the_configuration_has_a_rule() -> None:
     assert {key for key, hint in fields.items() if hint is not bool} == named
 
 
+def test_every_source_has_its_name_without_what_opens_it() -> None:
+    assert tuple(sorted(SOURCES)) == SOURCE_NAMES
+
+
 def test_checking_needs_no_torch() -> None:
     code = (
-        "import sys; from timetrial.train.check import check; from timetrial.workloads.workload import resolve; "
-        "check(resolve('llama31_8b', 'mini')); print('torch' in sys.modules)"
+        "import sys; from timetrial.check import check; from timetrial.workloads.workload import resolve; "
+        "check(resolve('llama31_8b', 'mini')); print('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

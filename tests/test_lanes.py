@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from timetrial.check import check
 from timetrial.config import Lora, Plan, RunConfig
 from timetrial.models import lora
 from timetrial.models.llama.config import LlamaConfig
 from timetrial.parallel.engine import Batch, Engine, OneRank
 from timetrial.parallel.lanes import Lanes, sharing
 from timetrial.train import threads
-from timetrial.train.check import check
 from timetrial.train.process import Process
 from timetrial.workloads.workload import resolve
 

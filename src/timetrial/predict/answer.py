@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from timetrial.check import IDENTITY, check
 from timetrial.config import Plan, RunConfig, override, replace
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
@@ -19,14 +20,13 @@ from timetrial.predict.request import PRECISIONS, RECIPES, Hints, Request
 from timetrial.predict.rows import Answer
 from timetrial.systems import stack as stacks
 from timetrial.systems.stack import Stack
-from timetrial.train.check import IDENTITY, check
 from timetrial.workloads.workload import resolve
 
 if TYPE_CHECKING:
     from timetrial.predict.search import Found
 
 Progress = Callable[[int, int], None]
-GRAPHS = {"none": "", "layer": "layer", "full": "full_iter"}
+GRAPHS = {"none": "none", "layer": "layer", "full": "full_iter"}
 """--graphs -> what published tables call it."""
 START_S = 30.0
 """From the start of the clock to the first step, s; assumed."""

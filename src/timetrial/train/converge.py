@@ -22,10 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from timetrial.check import check
 from timetrial.config import RunConfig, Submission, dump, parse, replace
 from timetrial.errors import RunFailed, UserError
 from timetrial.parallel.plan import validate
-from timetrial.train.check import check
 from timetrial.train.durable import write_atomic
 from timetrial.workloads.workload import Workload, find
 

@@ -7,10 +7,10 @@ import math
 import os
 from pathlib import Path
 
+from timetrial.check import IDENTITY, check
 from timetrial.config import AXES, Plan, RunConfig, override, parse
 from timetrial.errors import UserError
 from timetrial.parallel.plan import parse_plan, validate
-from timetrial.train.check import IDENTITY, check
 from timetrial.train.launch import launched
 from timetrial.train.rundir import reopen
 from timetrial.workloads import workload as workloads

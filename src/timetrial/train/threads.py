@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.nn.functional as F
 
+from timetrial.check import against_lanes
 from timetrial.config import RunConfig, replace
-from timetrial.train.check import against_lanes
 from timetrial.train.environment import cores_available
 from timetrial.train.process import Process
 

@@ -5,7 +5,7 @@ are of the wrong type. One line a mistake: the dotted key, its value, what is al
 fields may be is the model's to know: its configuration may have a `check()` of its own. Which values fit
 together under a plan is `parallel.plan.validate`'s, which may rely on this having passed.
 
-No torch here, as in the plan's checks.
+No torch and no numpy here, as in the plan's checks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timetrial.config import Lora, RunConfig
-from timetrial.data.source import SOURCES
+from timetrial.data.names import SOURCE_NAMES
 from timetrial.errors import UserError
 from timetrial.models.lora_targets import adapted
 from timetrial.optim import schedule
@@ -92,7 +92,7 @@ RANGES: dict[str, Range] = {
 
 NAMES: dict[str, tuple[str, ...]] = {
     "preset": workloads.PRESETS,
-    "data.source": tuple(sorted(SOURCES)),
+    "data.source": SOURCE_NAMES,
     "optim.name": OPTIMIZERS,
     "optim.schedule": schedule.SCHEDULES,
     "evaluation.average": AVERAGES,
