@@ -27,8 +27,9 @@ from timetrial.predict.keep import Kept, kept, temporaries
 from timetrial.systems.stack import Recipe, Stack
 
 GIB = 2**30
-KEPT_AT_LEAST = 0.1
-"""Of activations that cannot be offloaded or recomputed away: inputs of blocks, and the block that runs."""
+KEPT_AT_LEAST = 0.25
+"""Of activations that cannot be offloaded or recomputed away: inputs of blocks, and the block that runs. The most that a
+published run offloads is 92 of 126 blocks (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 405B on GB200)."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ class Memory:
         possible = all(rank.used - (1 - KEPT_AT_LEAST) * rank.activations <= memory_bytes for rank in self.ranks)
         gib = f"{over / GIB:.1f} GiB"
         if possible:
-            return Verdict(True, over, f"fits if {gib} of activations are offloaded or recomputed")
+            how = "offloaded, recomputed or kept in eight bits, which the step does not count"
+            return Verdict(True, over, f"fits only if {gib} of activations are {how}")
         return Verdict(False, over, f"out of memory by {gib}, offloaded activations or not")
 
 
