@@ -140,7 +140,9 @@ def test_mini_runs_by_their_own_rules(tmp_path: Path) -> None:
         result = scored_alone(benchmark_directory(tmp_path / str(count), minutes, benchmark="llama31_8b_mini"))
         assert (result.score_min, result.verdict, result.convergence) == (expected, "mini", None)
     failed = benchmark_directory(tmp_path / "failed", [5.0], benchmark="llama31_8b_mini", status="aborted")
-    assert scored_alone(failed).score_min is None
+    missed = scored_alone(failed)
+    assert (missed.score_min, missed.verdict) == (None, "mini")
+    assert missed.findings[0].found == "no score: 1 of 1 runs did not reach the target"
 
 
 def test_a_process_that_dies_costs_its_entry_alone(tmp_path: Path) -> None:

@@ -101,7 +101,11 @@ def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> 
     failed = len(runs) - len(counted)
     unscaled = _mini_mean(times, failed) if mini else olympic_mean(times, failed, rejected)
     consistent = _consistent(entry, runs, findings)
-    if not mini and runs and unscaled is None:
+    if mini and failed:
+        found = f"no score: {failed} of {len(runs)} runs did not reach the target"
+        source = "timetrial: a mini preset's score is the mean of runs that all reach it"
+        findings.append(_finding("fail", "not_converged", found, "the target reached", source, "train on", entry.path))
+    elif not mini and runs and unscaled is None:
         findings.append(_why_none(entry, runs, failed, rejected))
     gbs = _one({run.gbs for run in runs if run.gbs is not None})
     tested: Convergence | None = None
