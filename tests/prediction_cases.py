@@ -55,7 +55,9 @@ def answer(row: dict[str, str]) -> Answered:
         scaling=tuple(Scaled(n, step_s * t / rate, found.tokens_per_s_per_gpu * rate) for n, t, rate in more),
         published=(
             PublishedRun("v5.0 <Somebody> & sons", world, 1.04 * step_s),
-            PublishedRun("v5.0 Somebody else", 2 * world, 0.55 * step_s),
+            PublishedRun(
+                "v5.0 Somebody else", 2 * world, 0.55 * step_s, "tp4 pp8 vp8 cp2 dp16 mbs1 gbs2048", alike=False
+            ),
         ),
         constants=CONSTANTS,
     )

@@ -16,10 +16,13 @@ import pytest
 
 from prediction_cases import answered
 from timetrial.errors import UserError
+from timetrial.predict.answer import named_stack, request_of
 from timetrial.predict.memory import GIB
 from timetrial.report import prediction_charts as charts
 from timetrial.report import prediction_timeline as timeline
 from timetrial.report import text as numbers
+from timetrial.report.answered import answered as all_of
+from timetrial.report.answered import dots
 from timetrial.report.prediction import Answered, as_json, page, text, write_page
 from timetrial.report.prediction_record import PARTS, shares
 from timetrial.report.prediction_sure import sure
@@ -128,6 +131,10 @@ def test_text_says_the_records_figures(name: str) -> None:
     assert a.energy is not None
     assert f"Time to train {numbers.significant(a.time.minutes)} min" in plain
     assert f"{numbers.significant(a.energy.kwh)} kWh" in plain
+    assert f"of {numbers.duration(a.time.evaluation_s)})".replace(numbers.NBSP, " ") in plain
+    assert f"{numbers.count(a.time.samples_low)} to {numbers.count(a.time.samples_high)}" in plain
+    assert "1 micro batches" not in plain
+    assert "1 evaluations" not in plain
     assert a.memory is not None
     assert f"Memory {a.memory.peak.total / GIB:.1f} of" in plain
     assert a.interval.basis in plain
@@ -179,6 +186,9 @@ def test_json_has_every_figure_under_a_key_with_its_unit(name: str) -> None:
     assert a.time is not None
     assert found["time_to_train_min"]["expected"] == a.time.minutes
     assert found["time_to_train_min"]["low"] < a.time.minutes < found["time_to_train_min"]["high"]
+    assert found["time_to_train_min"]["evaluation_s"] == p.step.evaluation_s
+    needed = [found["time_to_train_min"][key] for key in ("samples_low", "samples", "samples_high")]
+    assert needed == sorted(needed)
     assert found["plan"] == dataclasses.asdict(p.request.plan)
     assert found["system"]["name"] == p.system.name
     assert found["stack"]["name"] == p.stack.name
@@ -195,6 +205,49 @@ def test_json_has_null_where_there_is_no_number() -> None:
     found = json.loads(json.dumps(as_json(odd), allow_nan=False))
     assert [found[key] for key in ("memory_gib", "time_to_train_min", "energy_kwh")] == [None] * 3
     assert found["interval"]["high_s"] is None
+
+
+def test_launches_that_are_much_of_the_step_are_told_with_what_helps() -> None:
+    asked = "llama31_8b", "h100-sxm", 8
+    small = ["model.dim=1024", "model.ffn_dim=2048", "data.seq_len=512"]
+    for sets, tp, graphs, words in (
+        (small, 8, "none", r"--graphs layer: [\d.]+ .?s, --graphs full: "),
+        (small, 8, "full", "larger micro batch"),
+        ([], 1, "none", None),
+    ):
+        request = request_of(*asked, plan=f"tp={tp},gbs=32", graphs=graphs, sets=sets)
+        notes = all_of(request, named_stack("ngc25.09", request)).notes
+        found = [note for note in notes if note.startswith("the host's launches")]
+        assert len(found) == (words is not None)
+        assert words is None or re.search(words, found[0].replace(numbers.NBSP, " "))
+
+
+def test_this_machine_is_measured_and_has_cores() -> None:
+    a = answered("adapted")
+    processor = dataclasses.replace(a.prediction.system.accelerator, generation="cpu")
+    system = dataclasses.replace(a.prediction.system, accelerator=processor)
+    here = dataclasses.replace(a, prediction=dataclasses.replace(a.prediction, system=system))
+    found = sure(here)
+    assert any("figures of this machine" in words for words in found.measured)
+    assert not any("figures of" in words for words in found.published)
+    assert "tokens/s per core" in text(here)
+    assert "GPU" not in text(here).replace(here.title, "").replace(a.energy.basis if a.energy else "", "")
+    source = page(here)
+    assert "Tokens/s per core" in source
+    assert "per GPU" not in source
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+def test_dots_are_alike_where_precision_and_batch_are(precision: str) -> None:
+    gbs = {"fp8": 896, "nvfp4": 1152}[precision]
+    plan = f"tp=4,pp=8,vp=8,cp=2,gbs={gbs}"
+    request = request_of("llama31_405b", "gb200-nvl72", 512, plan=plan, precision=precision)
+    made = dataclasses.replace(answered("pipelined").prediction, request=request)
+    found = dots(made)
+    assert any(run.alike for run in found)
+    assert any(not run.alike for run in found)
+    for run in found:
+        assert run.alike == (run.label.endswith(f", {precision}") and run.mapping.endswith(f" gbs{gbs}"))
 
 
 # ---- page ----------------------------------------------------------------------------------------
@@ -221,6 +274,12 @@ def test_the_page_says_the_records_figures(name: str) -> None:
     assert round(sum(float(share.split(numbers.NBSP)[0]) for *_, share in parts), 6) == 100.0
     assert len(read.tables["scaled"]) == 1 + len(a.scaling)
     assert len(read.tables["published"]) == 1 + len(a.published)
+    assert read.tables["published"][0] == ["run", "accelerators", "batch", "plan", "step"]
+    assert read.tables["published"][-1][2:4] == ["2,048", "tp4 pp8 vp8 cp2 dp16 mbs1"]
+    assert source.count('opacity="0.35"') == 2, "one run of another batch, in the wide and the narrow chart"
+    assert "published, another precision or batch" in source
+    assert read.headline["Samples to the target"][0] == numbers.count(a.time.samples)
+    assert numbers.duration(a.time.evaluation_s) in read.headline["Time to train"][1]
     assert len(read.tables["mapping"]) == 1 + len(a.groups)
     for rank in a.memory.ranks:
         assert numbers.size(rank.total) in source

@@ -8,12 +8,18 @@ from timetrial.config import replace
 from timetrial.errors import UserError
 from timetrial.parallel.plan import validate
 from timetrial.predict import sure
-from timetrial.predict.answer import energy_of, interval_of, memory_of, time_of
+from timetrial.predict.answer import GRAPHS, energy_of, interval_of, memory_of, time_of
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.predict import Prediction, predict
 from timetrial.predict.request import Request
 from timetrial.report.prediction_record import Answered, PublishedRun, Scaled
+from timetrial.report.text import duration, percent
 from timetrial.systems.stack import Stack
+
+MANY_LAUNCHES = 0.1
+"""Share of a step above which launches are worth a word."""
+HELPS = 0.98
+"""Of the step's time; what saves less is not recommended."""
 
 
 def answered(request: Request, stack: Stack) -> Answered:
@@ -31,7 +37,7 @@ def answered(request: Request, stack: Stack) -> Answered:
         memory=needed,
         time=time,
         energy=energy_of(made, time),
-        notes=(*_notes(made, interval), *([f"no time to train: {why}"] if why else [])),
+        notes=(*_launches(made), *_notes(made, interval), *([f"no time to train: {why}"] if why else [])),
         scaling=scaling(request, stack),
         published=dots(made),
     )
@@ -49,6 +55,26 @@ def _notes(made: Prediction, interval: sure.Interval) -> tuple[str, ...]:
     if not known.fitted("kernels", made.stack.name):
         notes.append(f"assumed: no published run under the stack {made.stack.name} was fitted")
     return tuple(notes)
+
+
+def _launches(made: Prediction) -> tuple[str, ...]:
+    """What launches cost where they are much of the step, and what the step takes with the launches recorded."""
+    step, request = made.step, made.request
+    share = step.parts.get("launch", 0.0) / step.seconds
+    if share <= MANY_LAUNCHES or made.system.accelerator.vendor == "cpu":
+        return ()
+    said = f"the host's launches and the gaps between kernels are {percent(share)} of the step"
+    recorded = {
+        option: predict(
+            dataclasses.replace(request, hints=dataclasses.replace(request.hints, cuda_graph=name)), stack=made.stack
+        ).step.seconds
+        for option, name in GRAPHS.items()
+        if option != "none"
+    }
+    helping = [f"--graphs {option}: {duration(s)}" for option, s in recorded.items() if s < HELPS * step.seconds]
+    if helping:
+        return (f"{said}; CUDA graphs would shorten it ({', '.join(helping)})",)
+    return (f"{said}; a larger micro batch (mbs in --plan) makes fewer and longer kernels",)
 
 
 def scaling(request: Request, stack: Stack) -> tuple[Scaled, ...]:
@@ -72,9 +98,17 @@ def scaling(request: Request, stack: Stack) -> tuple[Scaled, ...]:
 
 
 def dots(made: Prediction) -> tuple[PublishedRun, ...]:
-    """Published runs of the same model on the same system."""
+    """Published runs of the same model on the same system; alike are those of one precision and global batch."""
+    request = made.request
+    ours = (request.precision, f"gbs{request.plan.gbs}")
     return tuple(
-        PublishedRun(f"{run.source}, {run.precision}", run.accelerators, run.published_s)
+        PublishedRun(
+            f"{run.source}, {run.precision}",
+            run.accelerators,
+            run.published_s,
+            run.mapping,
+            (run.precision, run.mapping.rpartition(" ")[2]) == ours,
+        )
         for run in sure.validated()
         if run.model == made.request.model and run.system == made.system.name
     )

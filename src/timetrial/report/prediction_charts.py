@@ -235,7 +235,7 @@ def scaling(answered: Answered, wide: bool, title: str) -> str:
         x, _ = at(2**power, here[1])
         pen.line([(x, bottom), (x, bottom + 4)], "muted")
         pen.text(x, bottom + 18, f"{2**power:,}", "middle")
-    pen.text((left + right) / 2, bottom + 38, "accelerators", "middle")
+    pen.text((left + right) / 2, bottom + 38, "cores" if answered.device == "core" else "accelerators", "middle")
     if same_batch(answered) and len(curve) > 1:
         first, last = curve[0], curve[-1]
         pen.line(
@@ -246,8 +246,9 @@ def scaling(answered: Answered, wide: bool, title: str) -> str:
     for s in curve:
         pen.dot(*at(s.gpus, s.step_s), 3.5, "loss", f"{s.gpus:,}: {text.duration(s.step_s)}")
     pen.dot(*at(*here), 6, "loss", f"this plan, {here[0]:,}: {text.duration(here[1])}", hollow=True)
-    for d in answered.published:
-        pen.dot(*at(d.gpus, d.step_s), 5, "evaluation", f"{d.label}, {d.gpus:,}: {text.duration(d.step_s)}")
+    for d in sorted(answered.published, key=lambda d: d.alike):
+        words = f"{d.label}, {d.gpus:,}: {text.duration(d.step_s)}{', ' if d.mapping else ''}{d.mapping}"
+        pen.dot(*at(d.gpus, d.step_s), 5 if d.alike else 4, "evaluation", words, faint=not d.alike)
     return pen.svg()
 
 

@@ -60,11 +60,15 @@ def page(answered: Answered) -> str:
     """The page as HTML text."""
     environment = pages.environment()
     environment.filters.update(count=text.count, duration=text.duration, percent=text.percent, size=text.size)
+    environment.filters["batch"] = lambda plan: _batch(plan)[1]
+    environment.filters["degrees"] = lambda plan: _batch(plan)[0]
     environment.filters["rate"] = lambda value: text.significant(value, 4)
     found = sure(answered)
     return environment.get_template("prediction.html.j2").render(
         style=pages.style("report.css", "prediction.css"),
         title=answered.title,
+        device=answered.device,
+        devices="cores" if answered.device == "core" else "accelerators",
         facts=_facts(answered),
         verdict=_verdict(answered),
         headline=_headline(answered),
@@ -77,7 +81,7 @@ def page(answered: Answered) -> str:
         scaling=_scaling(answered),
         scaled=sorted(answered.scaling),
         ideal=charts.same_batch(answered) and len(answered.scaling) > 1,
-        published=sorted(answered.published, key=lambda d: (d.gpus, d.label)),
+        published=sorted(answered.published, key=lambda d: (not d.alike, d.gpus, d.label)),
         mapping=mapping(answered),
         low_s=answered.interval.low_s,
         high_s=answered.interval.high_s,
@@ -110,20 +114,33 @@ def _verdict(answered: Answered) -> dict[str, str]:
 
 def _headline(answered: Answered) -> list[dict[str, str]]:
     p, (fmt, peak), span = answered.prediction, answered.peak, answered.interval
+    device = answered.device
     figures = [
         ("Step time", text.duration(p.step.seconds), _range(text.duration(span.low_s), text.duration(span.high_s))),
         (
-            "Tokens/s per GPU",
+            f"Tokens/s per {device}",
             text.significant(p.tokens_per_s_per_gpu, 4),
             f"{text.compact(_tokens_per_s(answered))} in all",
         ),
-        ("Model TFLOP/s per GPU", text.significant(p.flops_per_s_per_gpu / 1e12, 4), "without recomputation"),
+        (f"Model TFLOP/s per {device}", text.significant(p.flops_per_s_per_gpu / 1e12, 4), "without recomputation"),
         ("MFU", text.percent(answered.mfu), f"of dense {fmt}, {text.count(peak / 1e12)} TFLOP/s"),
     ]
     if (t := answered.time) is not None:
         minutes = _range(text.significant(t.low), f"{text.significant(t.high)} min")
         figures.append(
-            ("Time to train", f"{text.significant(t.minutes)}{text.NBSP}min", f"{minutes}; {t.steps:,} steps")
+            (
+                "Time to train",
+                f"{text.significant(t.minutes)}{text.NBSP}min",
+                f"{minutes}; {text.several(t.steps, 'step')}, {text.several(t.evaluations, 'evaluation')} of "
+                f"{text.duration(t.evaluation_s)}",
+            )
+        )
+        figures.append(
+            (
+                "Samples to the target",
+                text.count(t.samples),
+                _range(text.count(t.samples_low), text.count(t.samples_high)),
+            )
         )
     else:
         figures.append(("Time to train", text.NONE, "no target, or no convergence points"))
@@ -133,7 +150,7 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
             (
                 "Energy to train",
                 f"{text.significant(e.kwh)}{text.NBSP}kWh",
-                f"{text.count(e.average_w)} W per GPU, {how}",
+                f"{text.count(e.average_w)} W per {device}, {how}",
             )
         )
     else:
@@ -141,10 +158,10 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
     capacity = p.system.accelerator.memory_bytes
     if answered.memory is not None:
         figures.append(
-            ("Memory of the fullest GPU", text.size(answered.memory.peak.total), f"of {text.size(capacity)}")
+            (f"Memory of the fullest {device}", text.size(answered.memory.peak.total), f"of {text.size(capacity)}")
         )
     else:
-        figures.append(("Memory of the fullest GPU", text.NONE, f"of {text.size(capacity)}"))
+        figures.append((f"Memory of the fullest {device}", text.NONE, f"of {text.size(capacity)}"))
     exposed = sum(answered.breakdown.get(axis, 0.0) for axis in ("tp", "cp", "ep", "pp", "dp"))
     waits = answered.breakdown.get("bubble", 0.0)
     figures.append(
@@ -155,6 +172,12 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
         )
     )
     return [{"label": label, "value": value, "detail": detail} for label, value, detail in figures]
+
+
+def _batch(plan: str) -> tuple[str, str]:
+    """(degrees and micro batch, global batch) of "tp4 dp2 mbs1 gbs8"."""
+    degrees, _, batch = plan.rpartition(" ")
+    return degrees or text.NONE, f"{int(batch[3:]):,}" if batch.startswith("gbs") else text.NONE
 
 
 def _range(low: str, high: str) -> str:
@@ -211,8 +234,9 @@ def _timelines(answered: Answered) -> list[Chart]:
     if laid.ranks > charts.MOST_RANKS:
         of = f" {charts.MOST_RANKS} of {laid.ranks} ranks are shown."
     whole = (
-        f"{_several(answered.prediction.step.micro_batches, 'micro batch', 'es')} through "
-        f"{_several(len(answered.prediction.step.stages), 'stage')} on {_several(laid.ranks, 'pipeline rank')}; "
+        f"{text.several(answered.prediction.step.micro_batches, 'micro batch', 'es')} through "
+        f"{text.several(len(answered.prediction.step.stages), 'stage')} on "
+        f"{text.several(laid.ranks, 'pipeline rank')}; "
         f"{one_each}. "
         f"Communication stands below computing.{of}"
     )
@@ -247,10 +271,6 @@ def _timelines(answered: Answered) -> list[Chart]:
     return found
 
 
-def _several(n: int, thing: str, plural: str = "s") -> str:
-    return f"{n:,} {thing}{'' if n == 1 else plural}"
-
-
 def _memory(answered: Answered) -> dict[str, Any] | None:
     if (memory := answered.memory) is None:
         return None
@@ -263,7 +283,7 @@ def _memory(answered: Answered) -> dict[str, Any] | None:
         told = ", ".join(f"{MEMORY[kind]} {text.size(size)}" for kind, size in kinds.items() if size)
         ranks.append(
             {
-                "label": f"rank {index}" if len(memory.ranks) > 1 else "every GPU",
+                "label": f"rank {index}" if len(memory.ranks) > 1 else f"every {answered.device}",
                 "words": f"pipeline rank {index}, {len(stages)} stages: {told}",
                 "share": rank.total / most,
                 "parts": [(f"mem-{kind}", size / rank.total) for kind, size in kinds.items() if size],

@@ -18,6 +18,7 @@ from timetrial.predict.memory import Memory
 from timetrial.predict.placement import Placement
 from timetrial.predict.predict import Prediction
 from timetrial.predict.sure import Interval as StepRange
+from timetrial.report.text import several
 
 PARTS: dict[str, str] = {
     "matmul": "matrix products",
@@ -71,6 +72,10 @@ class PublishedRun(NamedTuple):
     gpus: int
     step_s: float
     """Seconds."""
+    mapping: str = ""
+    """The plan, its global batch last, as in "tp4 dp2 mbs1 gbs8"."""
+    alike: bool = True
+    """Whether precision and global batch are those of the prediction, so that it may be read beside the curve."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ class Answered:
     published: tuple[PublishedRun, ...] = ()
     constants: Constants | None = None
     """With which the step was priced; None: those of the package."""
+
+    @property
+    def device(self) -> str:
+        """What an accelerator is called, for people: GPU, or core of a machine that was calibrated."""
+        return "core" if self.prediction.system.accelerator.vendor == "cpu" else "GPU"
 
     @property
     def title(self) -> str:
@@ -166,7 +176,7 @@ def plan_words(answered: Answered) -> str:
         more += f", {plan.recompute} recomputation"
     return (
         f"{found} ({plan.order}), micro batch {plan.mbs}, global batch {plan.gbs:,}, "
-        f"{plan.grad_accumulation_steps:,} micro batches a step{more}"
+        f"{several(plan.grad_accumulation_steps, 'micro batch', 'es')} a step{more}"
     )
 
 

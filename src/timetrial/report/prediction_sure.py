@@ -42,10 +42,14 @@ def sure(answered: Answered) -> Sure:
     if answered.energy is not None:
         (measured if answered.energy.measured else assumed).append(_after(f"power: {answered.energy.basis}"))
     given = sorted({name.partition(".")[0] for name in p.system.sources if name not in p.system.assumed})
-    if given:
+    own_machine = p.system.accelerator.vendor == "cpu"
+    if given and own_machine:
+        measured.append(f"figures of this machine, by `timetrial calibrate`: {', '.join(given)}")
+    elif given:
         published.append(f"figures of {p.system.name}: {', '.join(given)}")
     if p.stack.sources:
-        published.append(f"what the stack {p.stack.name} does: {', '.join(sorted(p.stack.sources))}")
+        does = ", ".join(sorted(p.stack.sources))
+        (measured if own_machine else published).append(f"what the stack {p.stack.name} does: {does}")
     if answered.time is not None:
         (assumed if answered.time.outside else published).append(f"samples to train: {answered.time.basis}")
     if borrowed:

@@ -43,13 +43,16 @@ class Drawing:
         dash = ' stroke-dasharray="5 3"' if dashed else ""
         self.body.append(f'<path d="{path}" fill="none" stroke="var(--{color})" stroke-width="{width:g}"{dash}/>')
 
-    def dot(self, x: float, y: float, radius: float, color: str, words: str = "", hollow: bool = False) -> None:
-        """A disk or ring."""
+    def dot(
+        self, x: float, y: float, radius: float, color: str, words: str = "", hollow: bool = False, faint: bool = False
+    ) -> None:
+        """A disk or ring; `faint`: of what is no part of the comparison."""
         fill, edge = ("surface", color) if hollow else (color, "surface")
         inside = f"><title>{escape(words)}</title></circle>" if words else "/>"
+        weak = ' opacity="0.35"' if faint else ""
         self.body.append(
             f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{radius:g}" fill="var(--{fill})" stroke="var(--{edge})"'
-            f' stroke-width="{2 if hollow else 1.2}"{inside}'
+            f' stroke-width="{2 if hollow else 1.2}"{weak}{inside}'
         )
 
     def text(self, x: float, y: float, words: str, anchor: str = "start", color: str = "muted", size: int = 12) -> None:

@@ -41,15 +41,21 @@ def _figures(answered: Answered) -> list[str]:
     )
     lines += _wrapped(
         "Throughput",
-        f"{numbers.significant(p.tokens_per_s_per_gpu, 4)} tokens/s per GPU, "
-        f"{numbers.significant(p.flops_per_s_per_gpu / 1e12, 4)} model TFLOP/s per GPU, "
+        f"{numbers.significant(p.tokens_per_s_per_gpu, 4)} tokens/s per {answered.device}, "
+        f"{numbers.significant(p.flops_per_s_per_gpu / 1e12, 4)} model TFLOP/s per {answered.device}, "
         f"MFU {numbers.percent(answered.mfu)} of dense {fmt}",
     )
     if (t := answered.time) is not None:
         lines += _wrapped(
             "Time to train",
             f"{numbers.significant(t.minutes)} min, {numbers.significant(t.low)} to {numbers.significant(t.high)} "
-            f"({t.steps:,} steps, {t.evaluations:,} evaluations; {t.basis})",
+            f"({numbers.several(t.steps, 'step')}, {numbers.several(t.evaluations, 'evaluation')} of "
+            f"{numbers.duration(t.evaluation_s)})",
+        )
+        lines += _wrapped(
+            "Samples",
+            f"{numbers.count(t.samples)} to the target, {numbers.count(t.samples_low)} to "
+            f"{numbers.count(t.samples_high)} ({t.basis})",
         )
     else:
         lines += _wrapped("Time to train", "none: no target, or no convergence points")
@@ -57,7 +63,9 @@ def _figures(answered: Answered) -> list[str]:
         kwh = [numbers.significant(joules / 3.6e6) for joules in (e.joules, e.low, e.high)]
         how = "measured" if e.measured else "assumed"
         lines += _wrapped(
-            "Energy", f"{kwh[0]} kWh to train, {kwh[1]} to {kwh[2]} ({numbers.count(e.average_w)} W per GPU, {how})"
+            "Energy",
+            f"{kwh[0]} kWh to train, {kwh[1]} to {kwh[2]} "
+            f"({numbers.count(e.average_w)} W per {answered.device}, {how})",
         )
     return lines
 
@@ -68,13 +76,13 @@ def _breakdown(answered: Answered) -> list[str]:
     most = max(share.values()) or 1.0
     small = [part for part, seconds in parts.items() if seconds and share[part] == 0]
     small = small if len(small) > 1 else []
-    lines = [f"{'Where the step goes':<{30 + BAR}}{'s':>9}{'%':>8}"]
+    lines = [f"{'Where the step goes':<{31 + BAR}}{'s':>9}{'%':>8}"]
     rows = [(words_of(part), parts[part], share[part]) for part in parts if parts[part] and part not in small]
     rows += [("parts below 0.1 %", sum(parts[part] for part in small), 0.0)] if small else []
     for words, seconds, of in rows:
         bar = "\u2588" * round(BAR * max(0.0, of) / most) or "\u258f"
         amount = f"{seconds:.3f}" if seconds >= 0.0005 else f"{seconds:.1e}"
-        lines.append(f"  {words:<28}{bar:<{BAR}}{amount:>9}{100 * of:>8.1f}")
+        lines.append(f"  {words:<29}{bar:<{BAR}}{amount:>9}{100 * of:>8.1f}")
     return lines
 
 

@@ -35,6 +35,11 @@ def count(n: float) -> str:
     return f"{n:,.0f}" if math.isfinite(n) else _not_finite(n)
 
 
+def several(n: int, thing: str, plural: str = "s") -> str:
+    """A number of things: 1 step, 2 steps."""
+    return f"{n:,} {thing}{'' if n == 1 else plural}"
+
+
 def compact(n: float) -> str:
     """A number for an axis or a headline: 950, 12,500, 450 k, 3 M, 8.03 B."""
     if not math.isfinite(n):
