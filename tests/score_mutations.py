@@ -26,6 +26,7 @@ Operation = tuple[str, int, int, int]
 NUMBERS = (
     b"0", b"-1", b"1", b"true", b"null", b'"12"', b'"x"', b"NaN", b"-Infinity", b"1e999", b"1e308", b"9" * 400, b"0.5",
     b"1760000000000", b"1760003600000", b"1759999999999", b"1760003599999.5", b'"1760000000000"', b"[]", b"{}", b"2e9",
+    b"[" * 600 + b"]" * 600, b"[" * 600 + b'"\\ud800"' + b"]" * 600,
 )  # fmt: skip
 BYTES = b'\x00\r\n{}[]",:\\\xff\x80 \x85\xa00z'
 PIECES = (

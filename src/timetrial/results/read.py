@@ -31,6 +31,8 @@ CHUNK = 1 << 20
 """Bytes read at a time."""
 MAX_LINE = 16 << 20
 """Longest line, bytes; a longer one is skipped and told."""
+MAX_KEYS = 1000
+"""Keys of events not kept that are counted each for itself."""
 LIMIT = 100_000
 """Events kept unless told otherwise; some 80 MB."""
 SCORED = frozenset(
@@ -142,7 +144,7 @@ class _Reader:
             self.odd.note("foreign", f"{foreign} lines are no events")
         for key, count in self.thinned.items():
             level: Literal["fail", "note"] = "fail" if key in SCORED else "note"
-            self.odd.add("thinned", level, f"{count} events of {key} behind event {self.limit} not kept", 0)
+            self.odd.add("thinned", level, f"{count} events of {_name(key)} behind event {self.limit} not kept", 0)
         return RunLog(
             self.path,
             tuple(self.events),
@@ -224,7 +226,10 @@ class _Reader:
         if end != len(text):
             return False
         if "\\u" in text:
-            key, value, metadata = _printable(key), _printable(value), _printable(metadata)
+            try:
+                key, value, metadata = _printable(key), _printable(value), _printable(metadata)
+            except RecursionError:
+                return False
         if type(time) is not int or not EARLIEST_MS < time < LATEST_MS:
             time = self._time(time)
             if time is None:
@@ -233,17 +238,19 @@ class _Reader:
             self.odd.add("key", "warn", f"a key that is no text: {_excerpt(repr(key).encode())}", self.line)
             return True
         if not isinstance(metadata, dict):
-            self.odd.add("metadata", "fail" if key in SCORED else "warn", f"{key}: metadata is no object", self.line)
+            self.odd.add(
+                "metadata", "fail" if key in SCORED else "warn", f"{_name(key)}: metadata is no object", self.line
+            )
             metadata = {}
         try:
             kind = KINDS[fields["event_type"]]
         except (KeyError, TypeError):
-            self.odd.add("event_type", "note", f"{key}: no known event_type", self.line)
+            self.odd.add("event_type", "note", f"{_name(key)}: no known event_type", self.line)
             kind = "point"
         if CONFUSED[0] in text or CONFUSED[1] in text or CONFUSED[2] in text or CONFUSED[3] in text:
             for word in CONFUSED:
                 if word in text and key != word:
-                    self.odd.add("confused", "warn", f"{key}: the line names {word}", self.line)
+                    self.odd.add("confused", "warn", f"{_name(key)}: the line names {word}", self.line)
         if time > self.latest:
             self.latest = time
         elif time < self.latest - 100:
@@ -258,6 +265,8 @@ class _Reader:
         return True
 
     def _thin(self, key: str, value: Any) -> None:
+        if key not in self.thinned and len(self.thinned) >= MAX_KEYS:
+            key = "other keys"
         self.thinned[key] = self.thinned.get(key, 0) + 1
         if key == "tracked_stats" and isinstance(value, dict):
             step = value.get("train_step_time")
@@ -291,6 +300,10 @@ def _excerpt(text: bytes, most: int = 60) -> str:
     """A few characters that any terminal can show."""
     shown = "".join(c if c.isprintable() else "." for c in text[:most].decode("ascii", "replace").replace("�", "?"))
     return shown + ("..." if len(text) > most else "") or "nothing behind :::MLLOG"
+
+
+def _name(key: str) -> str:
+    return _excerpt(key.encode("utf-8", "replace"), 40)
 
 
 def _printable(value: Any) -> Any:

@@ -41,7 +41,7 @@ def run_of(log: RunLog, entry: Entry | None = None) -> Run:
     broken = any(finding.level == "fail" for finding in findings)
     keys = _keys(log, findings)
     benchmark = keys.get("submission_benchmark")
-    benchmark = benchmark if isinstance(benchmark, str) else ""
+    benchmark = benchmark[:80] if isinstance(benchmark, str) else ""
     start, stop = _start_stop(log, findings)
     status = _status(log, start, stop, findings)
     time_min = (stop.time_ms - start.time_ms) / 60 / 1000 if start and stop else None
@@ -125,7 +125,7 @@ def _status(log: RunLog, start: LogEvent | None, stop: LogEvent | None, findings
             found = f"no {key}"
             _add(findings, "fail", key, found, f"one {key}", "the run did not end, or the log is not whole", log, None)
             return found
-    said = {str(event.metadata.get("status")) for event in log.all("run_stop")}
+    said = {str(event.metadata.get("status"))[:40] for event in log.all("run_stop")}
     if len(said) > 1:
         asked, change = "one status", "let the first rank alone log run_stop"
         _add(findings, "fail", "status", f"run_stop says {' and '.join(sorted(said))}", asked, change, log, stop)
