@@ -123,6 +123,15 @@ def test_two_events_in_one_line(tmp_path: Path) -> None:
     assert (rules(log)["reader.merged"].level, rules(log)["reader.merged"].line) == ("warn", 4)
 
 
+@pytest.mark.parametrize("blank", [b" ", b"\t", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xa0", b"\xc2\xa0"])
+def test_blanks_around_an_event(tmp_path: Path, blank: bytes) -> None:
+    """Found by the fuzzer: behind the object any blank of latin-1 is taken off, before it those of JSON alone."""
+    lines = [text.encode() for text in run_lines()]
+    same_as_official(raw(tmp_path / "result_0.txt", b"\n".join([*lines[:3], lines[3] + blank, *lines[4:]])))
+    before = lines[3].replace(b":::MLLOG ", b":::MLLOG " + blank)
+    same_as_official(raw(tmp_path / "result_1.txt", b"\n".join([*lines[:3], before, *lines[4:]])))
+
+
 def test_truncated_tail(tmp_path: Path) -> None:
     text = "\n".join(run_lines()).encode()
     log = raw(tmp_path / "result_0.txt", text[:-30])

@@ -26,7 +26,9 @@ from timetrial.results.records import Finding, LogEvent, RunLog
 TOKEN = b":::MLLOG "
 MARK = TOKEN.rstrip()
 SPACE = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0"
-"""What str.strip() takes off a line that was decoded as latin-1."""
+"""What str.strip() takes off the end of a line that was decoded as latin-1."""
+BLANK = b" \t\n\r"
+"""What JSON allows before a value."""
 CHUNK = 1 << 20
 """Bytes read at a time."""
 MAX_LINE = 16 << 20
@@ -203,7 +205,7 @@ class _Reader:
                     self.odd.add("merged", "warn", "two events in one line; the first is lost", self.line)
                 elif position and block[position - 1] not in b"\r\n":
                     self.odd.add("prefix", "note", "text before :::MLLOG", self.line)
-                payload = block[start + len(TOKEN) : stop].strip(SPACE)
+                payload = block[start + len(TOKEN) : stop].rstrip(SPACE).lstrip(BLANK)
                 if not self._event(payload):
                     cut_off = not whole and stop == len(block)
                     rule, what = ("truncated", "the last line is cut off") if cut_off else ("broken", _excerpt(payload))
