@@ -62,6 +62,7 @@ def predict(
         missing = ", ".join(n for n, v in (("WORKLOAD", workload), ("--system", system), ("--gpus", gpus)) if not v)
         raise UserError(f"missing {missing}; as in: timetrial predict llama31_405b --system gb200-nvl72 --gpus 2496")
     from timetrial.predict import answer
+    from timetrial.progress import Watch
     from timetrial.report import pages, perfetto
     from timetrial.report import prediction as report
     from timetrial.report.answered import answered
@@ -81,9 +82,11 @@ def predict(
         any_plan=plan is None,
     )
     chosen = answer.named_stack(stack, request)
-    if plan is None:
-        request = answer.best_request(request, chosen, progress=_progress)
-    made = answered(request, chosen)
+    with Watch(sys.stderr, "predicting") as watch:
+        if plan is None:
+            request = answer.best_request(request, chosen, progress=watch)
+            watch(0, 0, "predicting")
+        made = answered(request, chosen)
     written = [
         write(made, path) for path, write in ((html, report.write_page), (trace, perfetto.write)) if path is not None
     ]
@@ -120,12 +123,15 @@ def search(
     """Every plan that can run, ranked: the best explained, the near misses with their reasons."""
     from timetrial.predict import answer
     from timetrial.predict import search as searching
+    from timetrial.progress import Watch
 
     batch = f"gbs={gbs}" if gbs else ""
     request = answer.request_of(
         workload, system, gpus, plan=batch, precision=precision, round_=round_, sets=sets, graphs=graphs, any_plan=True
     )
-    found = answer.found(request, answer.named_stack(stack, request), progress=_progress)
+    chosen = answer.named_stack(stack, request)
+    with Watch(sys.stderr, "searching") as watch:
+        found = answer.found(request, chosen, progress=watch)
     print(searching.as_json(found) if as_json else searching.explain(found))
     if not found.ranked:
         raise RunFailed(f"no plan of {workload} fits {gpus} of {system}; see the near misses above")
@@ -176,11 +182,6 @@ def list_systems(
     from timetrial.systems import listing
 
     print(listing.as_json(name) if as_json else listing.as_text(name))
-
-
-def _progress(done: int, total: int, text: str = "") -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done:,} of {total:,} {text}\x1b[K", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def calibrate(

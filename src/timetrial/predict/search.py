@@ -93,7 +93,7 @@ def search(
     *,
     keep: int = KEEP,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     stack: Stack | None = None,
     constants: Constants | None = None,
     traces: Callable[[RunConfig], dict[str, LayerTrace]] = cache.layers,
@@ -101,8 +101,9 @@ def search(
     """The `keep` fastest plans of `space` for the workload, global batch and accelerators of `base`; its own mapping
     does not count (`space.question` makes such a request).
 
-    `progress(done, total)` is called with counts of tasks. `workers`: processes; None: one for each core that this
-    process may use, up to two. Raises UserError where the system, the stack or the space cannot be.
+    `progress(done, total, what)` is called with counts of tasks, and after them of ranked plans. `workers`:
+    processes; None: one for each core that this process may use, up to two. Raises UserError where the system, the
+    stack or the space cannot be.
     """
     start = time.perf_counter()
     space = space or Space()
@@ -116,7 +117,7 @@ def search(
     workers = min(2, len(os.sched_getaffinity(0))) if workers is None else max(1, workers)
     scans = list(_scans(question, tasks, workers, progress))
     book = _Book(question)
-    ranked = _best(book, sorted(c for scan in scans for c in scan.fits), keep)
+    ranked = _best(book, sorted(c for scan in scans for c in scan.fits), keep, progress)
     near = [
         book.price(c.plan, c.precision, formula_s) for c in heapq.nsmallest(NEAR, (c for s in scans for c in s.near))
     ]
@@ -140,10 +141,16 @@ def search(
 
 
 def _scans(
-    question: Question, tasks: list[Task], workers: int, progress: Callable[[int, int], None] | None
+    question: Question, tasks: list[Task], workers: int, progress: Callable[[int, int, str], None] | None
 ) -> Iterator[Scan]:
     """A scan for each task, in the tasks' order."""
-    tell = progress or (lambda done, total: None)
+    what = "looking at groups of plans"
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total, what)
+
+    tell(0, len(tasks))
     if workers < 2 or len(tasks) < 2:
         for done, task in enumerate(tasks, 1):
             yield scan(question, task)
@@ -248,7 +255,9 @@ LEAST, FORMULA, LAID = range(3)
 """What is known of a plan's step."""
 
 
-def _best(book: _Book, fits: Sequence[Candidate], keep: int) -> list[Ranked]:
+def _best(
+    book: _Book, fits: Sequence[Candidate], keep: int, progress: Callable[[int, int, str], None] | None = None
+) -> list[Ranked]:
     """The `keep` fastest of `fits`, laid out, fastest first.
 
     A queue in the order of what is known of each: the first is looked at more closely, until it is the fastest. On
@@ -260,6 +269,8 @@ def _best(book: _Book, fits: Sequence[Candidate], keep: int) -> list[Ranked]:
     rows: list[Ranked] = []
     while queue and len(rows) < keep:
         _, known, at = heapq.heappop(queue)
+        if progress is not None:  # in the end, all of the fastest are laid out and taken one after another
+            progress(min(keep, len(rows) + len(laid)), min(keep, len(fits)), "laying out the fastest plans")
         if known == LAID:
             rows.append(laid.pop(at))
             continue
