@@ -25,7 +25,8 @@ from timetrial.workloads.workload import resolve
 if TYPE_CHECKING:
     from timetrial.predict.search import Found
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what)."""
 GRAPHS = {"none": "none", "layer": "layer", "full": "full_iter"}
 """--graphs -> what published tables call it."""
 START_S = 30.0
