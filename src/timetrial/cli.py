@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from timetrial import __version__, cli_predict
+from timetrial import __version__, cli_predict, cli_score
 from timetrial.errors import RunFailed, UserError
 from timetrial.train.launch import TIMEOUT_S
 
 app = typer.Typer(
     name="timetrial",
-    help="Train the MLPerf workloads to their targets, and predict them on any cluster, from one definition.",
+    help="Train the MLPerf workloads to their targets, predict them on any cluster, and score what was run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +27,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Make and check token files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 cli_predict.add_to(app)
+cli_score.add_to(app)
 
 Preset = Annotated[str, typer.Option(help="mini (small model, real text, minutes) or official (the closed division).")]
 Round = Annotated[str | None, typer.Option("--round", help="Round whose rules hold; the newest by default.")]
