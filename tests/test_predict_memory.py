@@ -10,7 +10,7 @@ import pytest
 
 from timetrial.config import Plan, RunConfig, replace
 from timetrial.errors import UserError
-from timetrial.predict import actions, cache
+from timetrial.predict import actions, answer, cache, predict
 from timetrial.predict.events import LayerTrace, Op, Weight
 from timetrial.predict.keep import kept, temporaries
 from timetrial.predict.memory import Layer, Memory, MemoryPolicy, engine, in_flight, measure, memory, policy
@@ -83,10 +83,10 @@ TRACE = LayerTrace(
 
 def test_what_software_keeps() -> None:
     eager, fused = kept(TRACE, fused=False), kept(TRACE, fused=True)
-    assert (eager.operands, eager.attention, eager.other) == (120, 0, 60)
+    assert (eager.operands, eager.attention, eager.other, eager.gated) == (120, 0, 20, 40)
     assert eager.total == TRACE.saved_bytes
     # the gathered operand goes back to its shard (10), the float32 copy to the input (10); w's output stays (40)
-    assert (fused.operands, fused.attention, fused.other) == (50, 0, 50)
+    assert (fused.operands, fused.attention, fused.other, fused.gated) == (50, 0, 10, 40)
 
 
 def test_temporaries_are_counted_while_they_live() -> None:
@@ -237,3 +237,19 @@ def test_no_published_row_is_called_out_of_memory(name: str, without: float) -> 
         assert verdict.possible, (row.line, verdict.text)
         fitting += not verdict.over
     assert fitting / len(rows) >= without
+
+
+def test_gated_inputs_go_to_eight_bits_only_where_they_would_not_fit_otherwise() -> None:
+    """LoRA of v5.0 on eight B200: FP8_ACT=1 there, and none on GB300, whose memory takes them whole."""
+    tight, wide = (
+        predict.predict(answer.request_of("llama2_70b_lora", name, 8, plan="gbs=8", round_="v5.1"))
+        for name in ("b200-sxm", "gb300-nvl72")
+    )
+    small, whole = answer.memory_of(tight), answer.memory_of(wide)
+    assert small.stashed
+    assert not whole.stashed
+    halved = 80 * 2 * 28_672 * 8192 * 2 / 2  # half of both of SwiGLU's inputs, bf16, of 80 blocks and 8,192 tokens
+    assert whole.peak.activations - small.peak.activations == pytest.approx(halved, rel=0.01)
+    verdict = small.verdict(tight.system.accelerator.memory_bytes)
+    assert verdict.over == 0
+    assert "eight bits" in verdict.text

@@ -120,7 +120,8 @@ def memory_of(prediction: Prediction) -> Memory:
         return local_memory(q.config, prediction.system)
     layers = memory.measure(cache.layers(q.config), stack.fuse)
     policy = memory.policy(stack, stack.recipe({"tf32": "fp32"}.get(q.recipe, q.recipe)), q.attention)
-    return memory.memory(q.plan, q.config.model.n_layers, layers, policy)
+    capacity = prediction.system.accelerator.memory_bytes
+    return memory.memory(q.plan, q.config.model.n_layers, layers, policy, capacity)
 
 
 def time_of(prediction: Prediction) -> tuple[TimeToTrain | None, str]:

@@ -23,10 +23,12 @@ class Kept:
     """Attention."""
     other: int
     """Elementwise work alone."""
+    gated: int = 0
+    """Elementwise work alone, of what products made: SwiGLU's inputs."""
 
     @property
     def total(self) -> int:
-        return self.operands + self.attention + self.other
+        return self.operands + self.attention + self.other + self.gated
 
 
 def kept(trace: LayerTrace, fused: bool) -> Kept:
@@ -40,15 +42,18 @@ def kept(trace: LayerTrace, fused: bool) -> Kept:
     sizes = {i: trace.tensor_bytes[i] for i in saved}
     if fused and not any(op.phase == "recompute" for op in trace.ops):
         saved, sizes = _fused(trace, saved)
-    operands = attention = other = 0
+    products = {i for op in trace.ops if op.phase == "forward" and op.kind == "matmul" for i in op.writes}
+    operands = attention = other = gated = 0
     for i, kinds in saved.items():
         if "attention" in kinds:
             attention += sizes[i]
         elif "matmul" in kinds:
             operands += sizes[i]
+        elif i in products:
+            gated += sizes[i]
         else:
             other += sizes[i]
-    return Kept(operands, attention, other)
+    return Kept(operands, attention, other, gated)
 
 
 def _fused(trace: LayerTrace, saved: dict[int, set[str]]) -> tuple[dict[int, set[str]], dict[int, int]]:

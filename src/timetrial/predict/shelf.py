@@ -72,7 +72,9 @@ class Shelf:
 
     def memory(self, plan: Plan) -> Memory:
         """Bytes of each pipeline rank."""
-        return memory.memory(plan, self._n_layers, self._measured, self._policy)
+        return memory.memory(
+            plan, self._n_layers, self._measured, self._policy, self.question.system.accelerator.memory_bytes
+        )
 
     def least_s(self, plan: Plan) -> float:
         """Seconds that a step takes at least."""

@@ -79,6 +79,8 @@ class Stack:
     """Of one gradient element as it is reduced."""
     parameter_bytes: float = 2.0
     """Of one parameter element as it is gathered."""
+    stash: bool = False
+    """Whether SwiGLU's inputs may be kept in eight bits from the forward to the backward pass."""
     bucket_elements: float = 0.0
     """Gradients that leave together; 0: Megatron-Core's rule, the larger of 40 million and a million a rank."""
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
