@@ -234,7 +234,8 @@ def time_to_train(
 
     basis = needed.basis
     if needed.mean < first:
-        basis += f"; the first evaluation, after {first:,.0f} samples, comes later than the target"
+        late = f"the first evaluation, after {first:,.0f} samples, comes later than the target"
+        basis = late if needed.high <= first else f"{basis}; {late}"
     if rule.max_samples and mean > rule.max_samples:
         basis += f"; more than the {rule.max_samples:,} samples after which a run has failed"
     return TimeToTrain(

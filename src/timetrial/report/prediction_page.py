@@ -114,9 +114,13 @@ def _verdict(answered: Answered) -> dict[str, str]:
 
 def _headline(answered: Answered) -> list[dict[str, str]]:
     p, (fmt, peak), span = answered.prediction, answered.peak, answered.interval
-    device = answered.device
+    device, low_s, high_s = answered.device, text.duration(span.low_s), text.duration(span.high_s)
     figures = [
-        ("Step time", text.duration(p.step.seconds), _range(text.duration(span.low_s), text.duration(span.high_s))),
+        (
+            "Step time",
+            text.duration(p.step.seconds),
+            text.between(low_s, high_s),
+        ),
         (
             f"Tokens/s per {device}",
             text.significant(p.tokens_per_s_per_gpu, 4),
@@ -126,7 +130,7 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
         ("MFU", text.percent(answered.mfu), f"of dense {fmt}, {text.count(peak / 1e12)} TFLOP/s"),
     ]
     if (t := answered.time) is not None:
-        minutes = _range(text.significant(t.low), f"{text.significant(t.high)} min")
+        minutes = text.between(text.significant(t.low), f"{text.significant(t.high)} min")
         figures.append(
             (
                 "Time to train",
@@ -139,7 +143,7 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
             (
                 "Samples to the target",
                 text.count(t.samples),
-                _range(text.count(t.samples_low), text.count(t.samples_high)),
+                text.between(text.count(t.samples_low), text.count(t.samples_high)),
             )
         )
     else:
@@ -178,10 +182,6 @@ def _batch(plan: str) -> tuple[str, str]:
     """(degrees and micro batch, global batch) of "tp4 dp2 mbs1 gbs8"."""
     degrees, _, batch = plan.rpartition(" ")
     return degrees or text.NONE, f"{int(batch[3:]):,}" if batch.startswith("gbs") else text.NONE
-
-
-def _range(low: str, high: str) -> str:
-    return f"{low} to {high}"
 
 
 def _tokens_per_s(answered: Answered) -> float:

@@ -54,8 +54,8 @@ def _figures(answered: Answered) -> list[str]:
         )
         lines += _wrapped(
             "Samples",
-            f"{numbers.count(t.samples)} to the target, {numbers.count(t.samples_low)} to "
-            f"{numbers.count(t.samples_high)} ({t.basis})",
+            f"{numbers.count(t.samples)} to the target, "
+            f"{numbers.between(numbers.count(t.samples_low), numbers.count(t.samples_high))} ({t.basis})",
         )
     else:
         lines += _wrapped("Time to train", "none: no target, or no convergence points")

@@ -40,6 +40,11 @@ def several(n: int, thing: str, plural: str = "s") -> str:
     return f"{n:,} {thing}{'' if n == 1 else plural}"
 
 
+def between(low: str, high: str, unit: str = "") -> str:
+    """A range; one figure where its ends read alike."""
+    return f"{low if low == high else f'{low} to {high}'}{unit}"
+
+
 def compact(n: float) -> str:
     """A number for an axis or a headline: 950, 12,500, 450 k, 3 M, 8.03 B."""
     if not math.isfinite(n):
