@@ -212,8 +212,9 @@ def official_minutes(path: Path) -> float | None:
 def oddity(path: Path) -> tuple[str | None, Run]:
     """What is wrong with our reading of a log (None: nothing), and the run.
 
-    Either the run counts with the very time that the official reading gives, or it has a finding of level fail or
-    warn that says why not.
+    A run that counts has the very time that the official reading gives (but for a time that was no whole number, which
+    is told); one that does not has a finding of level fail or warn that says why; what the official reader refuses
+    never counts and has a finding of level fail.
     """
     run = run_of(read(path))
     told = [found for found in run.findings if found.level != "note"]
@@ -224,12 +225,13 @@ def oddity(path: Path) -> tuple[str | None, Run]:
     expected = official_minutes(path)
     if run.converged and (run.time_min is None or run.time_min <= 0):
         return f"counts with {run.time_min} minutes", run
-    if expected is None and not any(found.level == "fail" for found in told):
-        return "the official reader refuses it, without a failure here", run
-    if expected is None and run.converged and not told:
-        return "the official reader refuses it, and it counts", run
-    if expected is not None and run.time_min != expected and not told:
-        return f"{run.time_min} minutes, officially {expected}, without a finding", run
+    rounded = any(found.rule == "reader.time" for found in told)
+    if expected is None and (run.converged or not any(found.level == "fail" for found in told)):
+        return f"the official reader refuses it; here it counts: {run.converged}", run
+    if run.converged and expected is not None and run.time_min != expected:
+        off = abs((run.time_min or 0) - expected) * 60_000
+        if not rounded or off > 1:
+            return f"{run.time_min} minutes, officially {expected}", run
     if not run.converged and not told:
         return "does not count, without a finding", run
     return None, run
