@@ -4,9 +4,9 @@ What a run has resident is not what it has alive. Tensors are aligned to 64 byte
 `_int_memalign`, 2.36) takes 96 bytes more than are asked for and gives the ends back. So the hole that a tensor
 leaves is too small for the next tensor of its size, unless a neighbour is free too. And the ends are what autograd's
 small objects are made of: those of a forward pass stay until the step has ended, those of a backward pass until that
-has, between tensors that are long gone. (Which of the two ends they take, and for how long, is what comes nearest to
-five runs of one rank here: their heaps grew to 101 to 262 MiB, the rule gives them within 3 %, and within 8 % with
-several micro batches.)
+has, between tensors that are long gone. Which of the two ends they take, and for how long, is not derived: it was
+chosen among a few rules as what comes nearest to the heaps of twelve runs of `benchmarks/predict_local.py`, 101 to 331
+MiB, which the walk of `alive.py` then gives within 12 %.
 
     chunk = the smallest free one that is large enough, else from the top; what lies free side by side is one hole
 
