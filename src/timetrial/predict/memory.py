@@ -28,8 +28,9 @@ from timetrial.systems.stack import Recipe, Stack
 
 GIB = 2**30
 KEPT_AT_LEAST = 0.25
-"""Of activations that cannot be offloaded or recomputed away: inputs of blocks, and the block that runs. The most that a
-published run offloads is 92 of 126 blocks (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 405B on GB200)."""
+"""Of activations that cannot be offloaded or recomputed away: inputs of blocks, and the block that runs. The most that
+a published run offloads is 92 of 126 blocks (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama: 405B on
+GB200)."""
 
 
 @dataclass(frozen=True)
