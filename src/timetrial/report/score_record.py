@@ -131,7 +131,10 @@ def groups(result: Result) -> list[Group]:
             group.where.append(place)
 
     for run in result.runs:
+        told = {finding.found for finding in run.findings if not finding.rule.startswith("run.")}
         for finding in run.findings:
+            if finding.rule.startswith("run.") and finding.found in told:
+                continue  # a rule of the round says the same
             early = excusable and not run.converged and ENDED_EARLY.fullmatch(finding.rule) is not None
             may = finding.level == "fail" and (result.verdict == "stands" or early)
             add(finding, "allowed" if may else finding.level)

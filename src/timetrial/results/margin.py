@@ -60,17 +60,18 @@ def convergence_sentence(convergence: Convergence, interval: float | None = None
     if convergence.reference_mean is None:
         return f"{text}; there is no reference" + (f": {convergence.why}" if convergence.why else ".")
     more = 100 * (mean / convergence.reference_mean - 1) if convergence.reference_mean else 0.0
-    word = "more" if more >= 0 else "less"
-    text += f", {abs(more):.1f} % {word} than the reference's {_number(convergence.reference_mean)}"
+    than = f"{abs(more):.1f} % {'more' if more >= 0 else 'less'} than" if abs(more) >= 0.05 else "as many as"
+    text += f", {than} the reference's {_number(convergence.reference_mean)}"
     away = convergence.evals_to_fastest
     if away is None:
         away = evals_to_fastest(mean, convergence.reference_min, interval)
     if away is None or convergence.reference_min is None:
         return text + "."
+    fastest = f"the fastest allowed ({_number(convergence.reference_min)})"
+    if abs(away) < 0.05:
+        return f"{text}; that is {fastest}: there is no room left."
     side = "slower" if away >= 0 else "faster"
-    return (
-        f"{text}; {abs(away):.1f} evaluations {side} than the fastest allowed ({_number(convergence.reference_min)})."
-    )
+    return f"{text}; {abs(away):.1f} evaluations {side} than {fastest}."
 
 
 def quality_margin(quality: float | None, target: float | None, lower_is_better: bool) -> float | None:
