@@ -31,7 +31,7 @@ from timetrial.results.records import Result
 
 STEP = (
     ':::MLLOG {"namespace": "", "time_ms": %d, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": '
-    '{"train_step_time": %.15f, "reduced_train_loss": %.15f}, "metadata": {"file": "/workspace/llm/callbacks.py", '
+    '{"train_step_time": %.15f, "reduced_train_loss": %.15f}, "metadata": {"file": "llm/callbacks.py", '
     '"lineno": 233, "step": %d, "samples_count": %d}}\n'
 )
 

@@ -47,7 +47,7 @@ SAID: dict[str, tuple[str, str, str]] = {
     "year": ("milliseconds since 1970", f"{PARSER}:44", "check the clock and the unit"),
     "clock": (
         "times in the order of the lines",
-        "none: no official tool looks",
+        "none: no official program looks",
         "nothing where ranks or late evaluations are logged together; else check the clock",
     ),
     "thinned": ("a log of reasonable size", "here, read.py: bounded memory", "log these events less often"),

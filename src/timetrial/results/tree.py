@@ -28,7 +28,7 @@ from timetrial.results.records import Finding, Level
 
 LAYOUT = "mlperf-logging 4.1.68 package_checker.py:56-110"
 PATTERN = re.compile(r"result_.*\.txt", re.DOTALL)
-"""What the official tools take for a log (result_summarizer.py:361)."""
+"""What the official programs take for a log (result_summarizer.py:361)."""
 COMPRESSED = re.compile(r"result_.*\.txt\.(gz|xz|bz2|zst|zip|lz4|Z)", re.DOTALL)
 """Logs that nobody reads as they are."""
 MAX_JSON = 16 << 20
@@ -113,7 +113,7 @@ def _under(root: Path, given: str, seen: set[tuple[int, int]]) -> Iterator[Entry
     if not found and not again:  # else it came with another path
         others = _sniffed(root)
         if others:
-            asked, change = "logs named result_N.txt", "rename them: the official tools read no others"
+            asked, change = "logs named result_N.txt", "rename them: no official program reads others"
             wrong = _finding("warn", "names", f"{len(others)} logs with other names", asked, change, root)
             yield _entry(root, "benchmark", others, (), given, (wrong,))
         elif not notes:
