@@ -19,7 +19,7 @@ from timetrial.results.layout import check_result, verdict
 from timetrial.results.records import Finding, LogEvent, RunLog
 from timetrial.results.ruleset import MINI, Contradiction, Rule, Ruleset
 
-__all__ = ["check_result", "check_run", "verdict"]
+__all__ = ["check_result", "check_run", "refused", "verdict"]
 
 MINI_SUFFIX = "_mini"
 SHOWN = 120
@@ -77,7 +77,7 @@ def check_run(log: RunLog, round_: str, benchmark: str = "", division: str = "")
     if notice is not None and round_ != MINI:
         asked, change = "the official definition on its whole data", "run the official preset unchanged"
         found.append(_of_run(log, "fail", "notice", f"the log says: {_cut(notice.value)}", asked, change))
-    chosen = next((d for d in (stated, division) if d in ruleset.DIVISIONS), "closed")
+    chosen = _division(stated, division)
     name = (own or benchmark).removesuffix(MINI_SUFFIX)
     try:
         rules = ruleset.load(round_, name, chosen)
@@ -92,6 +92,35 @@ def check_run(log: RunLog, round_: str, benchmark: str = "", division: str = "")
                     log.path),
         )  # fmt: skip
     return (*found, *judge(log, rules))
+
+
+def _division(*stated: str) -> str:
+    return next((division for division in stated if division in ruleset.DIVISIONS), "closed")
+
+
+def refused(log: RunLog, found: Iterable[Finding], round_: str, benchmark: str = "", division: str = "") -> bool:
+    """Whether the official checker refuses the log, by what `check_run` found in it with the same arguments.
+
+    What fails here fails there too, but for keys on which a contradiction is told: there it is the other way round,
+    unless the checker is followed. Shrunken presets (`notice`) it cannot see.
+    """
+    found = list(found)
+    fails = {finding.rule for finding in found if finding.level == "fail"} - {"notice"}
+    told = {finding.rule for finding in found if finding.rule.startswith("contradiction.")}
+    if not told:
+        return bool(fails)
+    name = _text(log, "submission_benchmark") or benchmark
+    try:
+        rules = ruleset.load(round_, name, _division(_text(log, "submission_division"), division))
+    except UserError:
+        return bool(fails)
+    turned = [
+        {f"{rules.benchmark}.{c.rule.name or c.rule.key}"}
+        | ({f"{rules.benchmark}.target"} if c.rule.reached else set())
+        for c in rules.contradictions
+        if c.rule is not None and not c.checker_followed and f"contradiction.{c.name}" in told
+    ]
+    return bool(fails.difference(*turned)) or any(not names & fails for names in turned)
 
 
 def judge(log: RunLog, rules: Ruleset) -> tuple[Finding, ...]:
@@ -276,6 +305,8 @@ def _change(key: str, breach: _Breach) -> str:
         return "let the clock start when the time for initialisation is over"
     if form == "has":
         return f"log {key} with {' or '.join(p['any'])} in its {breach.check.of}"
+    if key == "run_stop" and breach.check.of == "metadata.status":
+        return "train until the target is reached: a run that does not reach it says aborted"
     if form in ("every", "stepping"):
         return "evaluate at these points, and log each"
     if "is not logged before" in breach.why:

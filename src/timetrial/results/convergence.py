@@ -31,6 +31,7 @@ from scipy.special import stdtrit
 
 from timetrial.errors import UserError
 from timetrial.results import rounds
+from timetrial.results.margin import eval_interval, evals_to_fastest
 from timetrial.results.records import Convergence, Run
 
 ALPHA = 0.05
@@ -221,7 +222,7 @@ def convergence_of(
 ) -> Convergence:
     """The test of one result's runs, against the pruned points unless `full`."""
     mean, failed = mean_of(runs, benchmark)
-    every = [run.eval_every for run in runs if run.eval_every]
+    every = next((run.eval_every for run in runs if run.eval_every), None) or eval_interval(benchmark, round_, gbs)
     unit_ = unit(benchmark)
     known = reference(benchmark, round_)
 
@@ -243,7 +244,7 @@ def convergence_of(
         why = f"No reference at batch size {gbs}: {choice.words.removeprefix('none: ')}."
         return without(False, why)
     passed, factor, least = judge(known, choice.point, mean)
-    evals = (mean - least) / every[0] if every else None
+    evals = evals_to_fastest(mean, least, every)
     margin = ""
     if evals is not None:
         side = "after" if evals >= 0 else "before"

@@ -64,6 +64,8 @@ class Verdict:
     passed: bool
     messages: tuple[str, ...]
     """Reasons of a failure and warnings, each as the tool words it."""
+    skipped: bool = False
+    """The tool was not asked: the log is too large for it."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Official:
             raise UserError(f"cannot read the result log {path}: {error.strerror}") from None
         if size > LARGEST:
             said = f"not checked: {size >> 20} MiB, and the official checker reads a log whole; {LARGEST >> 20} at most"
-            return Verdict(ruleset, False, (said,))
+            return Verdict(ruleset, False, (said,), skipped=True)
         answer = self._ask("log", path, ruleset)
         messages = [part.strip() for text in _texts(answer, "WARNING") for part in text.split(SEPARATOR)]
         return _verdict(answer, ruleset, [m for m in messages if m])

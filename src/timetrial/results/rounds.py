@@ -1,7 +1,8 @@
 """Which rounds there are, and which one a directory or a log belongs to.
 
-A round is known where the installed mlperf-logging has a ruleset for it (rcp_checker/training_X.Y.0), from v4.0 on; a
-new round is a new release of that package. Benchmarks of a round: mlperf-logging 4.1.68 benchmark_meta.py.
+A round is known, from v4.0 on, where the installed mlperf-logging has reference points for it
+(rcp_checker/training_X.Y.0), or where it has rules here (rules/ROUND): a new round is a new release of that package or
+a new directory of data. Benchmarks of a round: mlperf-logging 4.1.68 benchmark_meta.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from timetrial.errors import UserError
+from timetrial.results import ruleset as rules
 
 FIRST = (4, 0)
 NAME = re.compile(r"(?:v?|.*(?:training|results|round)[_-]v?)(\d)\.(\d)(?:\.0)?", re.ASCII)
@@ -39,20 +41,20 @@ def package() -> Path:
 @functools.cache
 def rounds() -> tuple[str, ...]:
     """Every round that can be scored, oldest first."""
-    found = []
+    found = {(int(name[1]), int(name[3:])) for name in rules.rounds() if re.fullmatch(r"v\d\.\d+", name)}
     for directory in (package() / "rcp_checker").glob("training_*"):
         match = re.fullmatch(r"training_(\d+)\.(\d+)\.0", directory.name)
         if match and (int(match[1]), int(match[2])) >= FIRST:
-            found.append((int(match[1]), int(match[2])))
+            found.add((int(match[1]), int(match[2])))
     return tuple(f"v{major}.{minor}" for major, minor in sorted(found))
 
 
 @functools.cache
 def benchmarks(round_: str) -> frozenset[str]:
     """Benchmarks that have rules in this round."""
-    rules = package() / "compliance_checker" / f"training_{ruleset(round_)}"
-    names = (path.stem.removeprefix("closed_") for path in rules.glob("closed_*.yaml"))
-    return frozenset(name for name in names if name != "common")
+    directory = package() / "compliance_checker" / f"training_{ruleset(round_)}"
+    names = {path.stem.removeprefix("closed_") for path in directory.glob("closed_*.yaml")} - {"common"}
+    return frozenset(names.union(rules.benchmarks(round_) if round_ in rules.rounds() else ()))
 
 
 @functools.cache

@@ -82,6 +82,8 @@ class Contradiction:
     """The rule that is followed; None where nothing of a log tells the sources apart."""
     other: Rule | None = None
     """What the other source asks; None where it asks nothing of the key."""
+    checker_followed: bool = False
+    """`rule` is the official checker's; else `other` is."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ def _contradiction(raw: Mapping[str, Any], path: Path, merged: dict[tuple[str, A
         if not raw.get(need):
             raise UserError(f"{where}: {need} is missing")
     rule = other = None
+    checker_followed = raw.get("follow", "ours") == "checker"
     if "key" in raw:
         checkers = next((rule for (key, _), rule in merged.items() if key == raw["key"]), None)
         base = checkers or Rule(raw["key"], "any", raw["source"])
@@ -269,11 +272,19 @@ def _contradiction(raw: Mapping[str, Any], path: Path, merged: dict[tuple[str, A
             if entry in raw:
                 replaced[entry] = raw[entry]
         ours = dataclasses.replace(base, **replaced)
-        if raw.get("follow", "ours") == "checker":
+        if checker_followed:
             rule, other = base, ours
         else:
             rule, other = ours, checkers
         merged[(base.key, base.when)] = rule
     return Contradiction(
-        raw["name"], raw["one"], raw["another"], raw["followed"], raw.get("level", "note"), raw["source"], rule, other
+        name=raw["name"],
+        one=raw["one"],
+        another=raw["another"],
+        followed=raw["followed"],
+        level=raw.get("level", "note"),
+        source=raw["source"],
+        rule=rule,
+        other=other,
+        checker_followed=checker_followed,
     )

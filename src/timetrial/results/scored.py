@@ -10,13 +10,14 @@ from pathlib import Path
 from timetrial.errors import UserError
 from timetrial.results import convergence, rounds
 from timetrial.results.check import check_result, check_run
+from timetrial.results.check import refused as refuses
 from timetrial.results.energy import energy
 from timetrial.results.explain import run_time
 from timetrial.results.official import Official, rulesets
 from timetrial.results.read import read
 from timetrial.results.records import Finding, Result, Run, RunLog
 from timetrial.results.runs import run_of
-from timetrial.results.score import benchmark_of, division_of, round_of, score, size_of, verdict
+from timetrial.results.score import MINI, benchmark_of, division_of, round_of, score, size_of, verdict
 from timetrial.results.tree import Entry
 
 Progress = Callable[[Path], None]
@@ -62,13 +63,15 @@ def _score(entry: Entry, progress: Progress | None, official: Official | None) -
             round_, guessed = round_of(entry, benchmark, [run])
             known = dataclasses.replace(entry, round=round_, round_source="guess" if round_ else "")
         if log.events:
-            checked = _checked(log, known.round, benchmark, division_of(entry, [run]))
-            if _refuses(checked):
+            division = division_of(entry, [run])
+            checked = _checked(log, known.round, benchmark, division)
+            if refuses(log, checked, known.round, benchmark, division):
                 refused.add(path)
-            if official and entry.preset != "mini" and rounds.ruleset(known.round) in rulesets():
+            if official and not _mini(entry, benchmark) and rounds.ruleset(known.round) in rulesets():
                 verdict_ = official.log(path, rounds.ruleset(known.round))
                 said[path] = verdict_.lines
-                (refused.discard if verdict_.passed else refused.add)(path)
+                if not verdict_.skipped:
+                    (refused.discard if verdict_.passed else refused.add)(path)
             name = accelerator if isinstance(accelerator, str) else ""
             time = run_time(log, benchmark, accelerators, name)
             run = dataclasses.replace(run, findings=(*run.findings, *checked), time=time)
@@ -98,11 +101,8 @@ def _checked(log: RunLog, round_: str, benchmark: str, division: str) -> tuple[F
         return ()  # no rules for the round: check_result says so, once
 
 
-def _refuses(checked: tuple[Finding, ...]) -> bool:
-    """Whether the official checker refuses the log: what fails here fails there too, but for what is told."""
-    if any(finding.rule.startswith("contradiction.") for finding in checked):
-        return False
-    return any(finding.level == "fail" for finding in checked)
+def _mini(entry: Entry, benchmark: str) -> bool:
+    return entry.preset == "mini" or benchmark.endswith(MINI)
 
 
 def _whole(entry: Entry, runs: list[Run], refused: set[Path], guessed: Finding | None) -> Result:
