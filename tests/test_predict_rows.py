@@ -89,6 +89,7 @@ def test_what_a_row_leaves_open_is_what_submissions_use_and_is_told() -> None:
         ({"benchmark": "bert"}, "no workload for bert yet"),
         ({"benchmark": "€llama31_8b"}, "no workload for €llama31_8b yet"),
         ({"benchmark": "gpt3"}, "no workload for gpt3 yet"),
+        ({"benchmark": "", "model": "Llama 3 8B (0 layers)"}, "model.n_layers=0: must be from 1"),
         ({"accelerator": "n/a"}, "no accelerator"),
         ({"TP": "four"}, "TP=four: must be a whole number above 0"),
         ({"TP": "0"}, "TP=0"),

@@ -278,7 +278,8 @@ def test_the_page_says_the_records_figures(name: str) -> None:
     assert read.tables["published"][-1][2:4] == ["2,048", "tp4 pp8 vp8 cp2 dp16 mbs1"]
     assert source.count('opacity="0.35"') == 2, "one run of another batch, in the wide and the narrow chart"
     assert "published, another precision or batch" in source
-    assert read.headline["Samples to the target"][0] == numbers.count(a.time.samples)
+    span = f"{numbers.count(a.time.samples_low)} to {numbers.count(a.time.samples_high)}"
+    assert f"The target takes {numbers.count(a.time.samples)} samples, {span} by run" in source
     assert numbers.duration(a.time.evaluation_s) in read.headline["Time to train"][1]
     assert len(read.tables["mapping"]) == 1 + len(a.groups)
     for rank in a.memory.ranks:

@@ -83,6 +83,7 @@ def page(answered: Answered) -> str:
         ideal=charts.same_batch(answered) and len(answered.scaling) > 1,
         published=sorted(answered.published, key=lambda d: (not d.alike, d.gpus, d.label)),
         mapping=mapping(answered),
+        samples=_samples(answered),
         low_s=answered.interval.low_s,
         high_s=answered.interval.high_s,
         basis=answered.interval.basis.rstrip("."),
@@ -139,13 +140,6 @@ def _headline(answered: Answered) -> list[dict[str, str]]:
                 f"{text.duration(t.evaluation_s)}",
             )
         )
-        figures.append(
-            (
-                "Samples to the target",
-                text.count(t.samples),
-                text.between(text.count(t.samples_low), text.count(t.samples_high)),
-            )
-        )
     else:
         figures.append(("Time to train", text.NONE, "no target, or no convergence points"))
     if (e := answered.energy) is not None:
@@ -186,6 +180,14 @@ def _batch(plan: str) -> tuple[str, str]:
 
 def _tokens_per_s(answered: Answered) -> float:
     return answered.prediction.tokens_per_s_per_gpu * answered.prediction.request.plan.world_size
+
+
+def _samples(answered: Answered) -> str:
+    """What a run needs to the target, in a sentence; "" where that is not known."""
+    if (t := answered.time) is None:
+        return ""
+    span = text.between(text.count(t.samples_low), text.count(t.samples_high))
+    return f"The target takes {text.count(t.samples)} samples, {span} by run: {t.basis}."
 
 
 def _parts(answered: Answered) -> list[dict[str, Any]]:
