@@ -91,10 +91,11 @@ def compare(
         raise UserError(f"compare: {len(given)} of the two results that are needed; as in: timetrial compare A B")
     _one_output(as_json, as_csv, html)
     from timetrial.report import compare_text, score_json
-    from timetrial.results import compare as comparing
+    from timetrial.results.compare import compare as compared
+    from timetrial.results.compare import parse
 
-    results = comparing.parse(given, lambda path: _scored([path], round_, False, workers))
-    comparison = comparing.compare(results)
+    results = parse(given, lambda path: _scored([path], round_, False, workers))
+    comparison = compared(results)
     if html is not None:
         from timetrial.report import compare_page
 

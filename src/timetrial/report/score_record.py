@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from timetrial.results.convergence import rejected
 from timetrial.results.explain import explain
 from timetrial.results.layout import ENDED_EARLY
-from timetrial.results.margin import eval_interval
 from timetrial.results.records import Finding, Result, Run, RunTime
 
 ORDER = ("fail", "warn", "note", "allowed")
@@ -179,10 +178,9 @@ def explanation(result: Result) -> tuple[list[str], list[str]]:
     if run is None:
         return [], []
     time = [] if run.time is None else explain(run.time)
-    every = eval_interval(result.benchmark, result.round, result.gbs)
     tested = result.convergence if result.convergence and result.convergence.samples_mean is not None else None
     alone = dataclasses.replace(run, time=None, quality=run.quality if run.converged else None)
-    return time, explain(alone, tested, every, result.energy, result.benchmark, result.round)
+    return time, explain(alone, tested, None, result.energy, result.benchmark, result.round)
 
 
 def how_scored(result: Result) -> str:

@@ -211,7 +211,7 @@ def failures(result: Result) -> Group:
 
 
 def _official(result: Result) -> Iterable[RenderableType]:
-    if not result.official or result.verdict == "unread":
+    if not result.official or result.verdict in ("unread", "mini"):  # it has no rules for minis
         return
     version = importlib.metadata.version("mlperf-logging")
     ruleset = f", ruleset {result.round.removeprefix('v')}.0" if result.round and result.verdict != "mini" else ""
