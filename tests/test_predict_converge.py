@@ -12,7 +12,9 @@ import pytest
 
 from timetrial.config import Evaluation
 from timetrial.errors import UserError
+from timetrial.predict import answer
 from timetrial.predict.converge import FOUR_BITS_MORE, Samples, evaluations, points, samples, time_to_train, whole
+from timetrial.predict.predict import Prediction, predict
 from timetrial.workloads.workload import find, resolve
 
 FACTS = Path(__file__).parents[2] / "shared" / "facts"
@@ -263,3 +265,14 @@ def test_published_times_follow_from_the_reference_s_samples() -> None:
     assert median < 0.02
     assert p90 < 0.13
     assert abs(statistics.median(errors)) < 0.02, "no lean to either side"
+
+
+@pytest.mark.parametrize("change", ["model.n_layers=4", "data.seq_len=4096"])
+def test_another_model_or_length_has_no_time_to_train(change: str) -> None:
+    def asked(sets: list[str]) -> Prediction:
+        return predict(answer.request_of("llama31_8b", "h100-sxm", 8, plan="gbs=32", sets=sets))
+
+    assert answer.time_of(asked([]))[0] is not None
+    time, why = answer.time_of(asked([change]))
+    assert time is None
+    assert "official one" in why

@@ -116,8 +116,6 @@ def memory_of(prediction: Prediction) -> Memory:
     q, stack = prediction.request, prediction.stack
     if prediction.system.accelerator.generation == "cpu":
         return local_memory(q.config, prediction.system)
-    if prediction.system.accelerator.generation == "cpu":
-        return local_memory(q.config, prediction.system)
     layers = memory.measure(cache.layers(q.config), stack.fuse)
     policy = memory.policy(stack, stack.recipe({"tf32": "fp32"}.get(q.recipe, q.recipe)), q.attention)
     capacity = prediction.system.accelerator.memory_bytes
@@ -129,6 +127,9 @@ def time_of(prediction: Prediction) -> tuple[TimeToTrain | None, str]:
     q, step, span = prediction.request, prediction.step, interval_of(prediction)
     if not q.converges or not q.config.official:
         return None, "no target to train to: not an official workload"
+    official = resolve(q.config.workload, "official", q.config.round, q.plan.gbs)
+    if q.config.model != official.model or q.seq_len != official.data.seq_len:
+        return None, "no target to train to: another model or sequence length than the official one"
     try:
         time = time_to_train(
             q.config,
