@@ -114,7 +114,11 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 def groups(result: Result) -> list[Group]:
-    """All findings of a result and its runs, those alike together, the gravest first."""
+    """All findings of a result and its runs, those alike together, the gravest first.
+
+    What follows from something graver is folded into it: what is missing in a log that is not whole, and keys that
+    one log lacks beside the others.
+    """
     found: dict[tuple[str, ...], Group] = {}
     missed = [run for run in result.runs if not run.converged]
     excusable = result.verdict != "mini" and len(missed) <= allowed(result)
@@ -130,18 +134,50 @@ def groups(result: Result) -> list[Group]:
             group.where.append(place)
 
     for run in result.runs:
-        told = {finding.found for finding in run.findings if not finding.rule.startswith("run.")}
-        for finding in run.findings:
-            if finding.rule.startswith("run.") and finding.found in told:
-                continue  # a rule of the round says the same
+        for finding in _own(run):
             early = excusable and not run.converged and ENDED_EARLY.fullmatch(finding.rule) is not None
             may = finding.level == "fail" and (result.verdict == "stands" or early)
             add(finding, "allowed" if may else finding.level)
     unread = result.verdict == "unread" and any(group.level == "fail" for group in found.values())
-    for finding in result.findings:
+    for finding in _folded(result.findings):
         if not unread or finding.rule.startswith("tree."):  # the rest follows from there being nothing to read
             add(finding, finding.level)
     return sorted(found.values(), key=lambda group: (ORDER.index(group.level), group.rule in SUMMARIES))
+
+
+def _own(run: Run) -> list[Finding]:
+    """The findings of a run, without those that say what another one says."""
+    told = {finding.found for finding in run.findings if not finding.rule.startswith("run.")}
+    left = [f for f in run.findings if not f.rule.startswith("run.") or f.found not in told]
+    broken = next((f for f in left if f.level == "fail" and f.rule.startswith("reader.")), None)
+    lacking = [f for f in left if f.found.startswith("no ") and f.level == "fail" and f is not broken]
+    if broken is None or len(lacking) < 3:
+        return left
+    names = ", ".join(f.found.removeprefix("no ") for f in lacking[:6]) + (", ..." if len(lacking) > 6 else "")
+    found = f"{len(lacking)} required keys are not in what can be read of it: {names}"
+    asked, source = "a whole log", f"the rule of each, as {lacking[0].source}"
+    one = Finding("fail", "reader.lacking", found, asked, source, broken.change, run.path)
+    return [f for f in left if f not in lacking] + [one]
+
+
+def _folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Notes of keys that the same logs lack, as one."""
+    lacking: dict[str, list[Finding]] = {}
+    for finding in findings:
+        _, within, logs = finding.found.partition(" in ")
+        if finding.level == "note" and finding.found.startswith("no ") and within:
+            lacking.setdefault(logs, []).append(finding)
+    folded: list[Finding] = []
+    done: set[int] = set()
+    for logs, alike in lacking.items():
+        if len(alike) > 2:
+            names = ", ".join(finding.found.partition(" in ")[0].removeprefix("no ") for finding in alike)
+            one = dataclasses.replace(
+                alike[0], rule="result.keys", found=f"{len(alike)} keys are not in {logs}: {names}"
+            )
+            folded.append(one)
+            done |= {id(finding) for finding in alike}
+    return [finding for finding in findings if id(finding) not in done] + folded
 
 
 def breakdown(runs: Iterable[Run]) -> Breakdown | None:

@@ -47,7 +47,7 @@ def check_result(entry: Entry, runs: Sequence[Run]) -> tuple[Finding, ...]:
 
     Empty where there is nothing to say. A single log (`entry.kind` log or run) is not held to the number of runs.
     """
-    names = {run.benchmark or entry.benchmark for run in runs}
+    names = {run.benchmark or entry.benchmark for run in runs} - {""}
     name = next(iter(names)) if len(names) == 1 else entry.benchmark
     if name.endswith("_mini") or entry.preset == "mini":
         return ()
