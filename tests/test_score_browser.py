@@ -27,7 +27,7 @@ DESK, PHONE = (1400, 3600), (390, 5400)
 PROBE = """<script>
 addEventListener("load", () => {
   const box = e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const seen = e => e.getClientRects().length > 0;
+  const seen = e => e.checkVisibility();
   const inside = e => { for (let p = e.parentElement; p; p = p.parentElement)
     if (getComputedStyle(p).overflowX !== "visible") return false; return true; };
   const all = [...document.querySelectorAll("body *")].filter(seen);
