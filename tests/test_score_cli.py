@@ -108,6 +108,8 @@ def test_json_is_a_list_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
             assert result["score_min"] == pytest.approx(wanted, abs=5e-5)
         assert result["explanation"]
         assert result["breakdown_s"]["total_s"] == pytest.approx(60 * result["unscaled_min"], rel=1e-9)
+    documented = (Path(__file__).parents[1] / "docs" / "score.md").read_text()
+    assert [name for name in results[0] if f"`{name}`" not in documented] == []
     assert sorted(result["round"] for result in results) == [result["round"] for result in results]
 
 
@@ -175,7 +177,7 @@ def test_among_many_only_what_fails_is_told(capsys: pytest.CaptureFixture[str], 
     (copy / "result_9.txt").unlink()
     shutil.copytree(LOGS / "v5.0" / "QCT", copy.parents[4] / "v5.0" / "QCT")
     out, _ = run(capsys, "score", copy.parents[4], code=1)
-    assert "2 results: 1 stand, 1 do not stand." in out
+    assert "2 results: 1 stands, 1 does not stand." in out
     assert "found   9 runs" in out
     assert "change  add 1 more" in out
     assert "Where the time went" not in out
@@ -284,6 +286,16 @@ def test_a_mini_is_no_result_and_says_so(capsys: pytest.CaptureFixture[str], tmp
             assert told["verdict"] == "mini"
             assert (told["score_min"] is None) == (status == "aborted")
     assert "train until the target is reached" in run(capsys, "score", log, code=1)[0]
+
+
+def test_a_shrunken_official_preset_does_not_stand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    events = score_logs.made(ruleset.load("v6.0", "llama31_8b"))
+    notice = "2 layers in place of 32"
+    events.insert(2, score_logs.event("notice", notice))
+    out, _ = run(capsys, "score", score_logs.write(tmp_path / "result_0.txt", events), "--round", "v6.0", code=1)
+    assert f"the log says: '{notice}'" in out
+    assert "run the official preset unchanged" in out
+    assert "SUCCESS: 1 of 1 logs pass" in out, "the official checker cannot know"
 
 
 def test_a_log_of_an_official_preset(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -258,11 +258,17 @@ def sums(results: Sequence[Result]) -> str:
     """One line on all results."""
     kinds: dict[str, int] = {}
     for result in results:
-        words = "keep the rules, too few runs for a score" if one_run(result) else _PLURAL[result.verdict]
-        kinds[words] = kinds.get(words, 0) + 1
-    return f"{len(results)} {'result' if len(results) == 1 else 'results'}: " + ", ".join(
-        f"{count} {words}" for words, count in kinds.items()
-    )
+        kind = "one" if one_run(result) else result.verdict
+        kinds[kind] = kinds.get(kind, 0) + 1
+    told = (f"{count} {_SUMMED[kind][count > 1]}" for kind, count in kinds.items())
+    return f"{len(results)} {'result' if len(results) == 1 else 'results'}: " + ", ".join(told)
 
 
-_PLURAL = {"stands": "stand", "fails": "do not stand", "unread": "could not be read", "mini": "of mini presets"}
+_SUMMED = {
+    "stands": ("stands", "stand"),
+    "fails": ("does not stand", "do not stand"),
+    "unread": ("could not be read", "could not be read"),
+    "mini": ("of a mini preset", "of mini presets"),
+    "one": ("keeps the rules with too few runs for a score", "keep the rules with too few runs for a score"),
+}
+"""Verdict -> words for one and for several."""
