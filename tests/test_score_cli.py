@@ -8,6 +8,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from score_runs import LOGS, benchmark_directory, needs_logs, run_lines
 from score_runs import write as write_lines
 from timetrial.cli import main
 from timetrial.errors import UserError
+from timetrial.report import progress
 from timetrial.results import ruleset
 
 AMD = LOGS / "v5.1" / "AMD" / "results" / "MI355X_EPYC_9575F_pytorch"
@@ -348,3 +351,44 @@ def test_figures_are_finite_or_missing() -> None:
 
     assert plain({"a": math.nan, 1: (math.inf, Path("x"), True, 3)}) == {"a": None, "1": [None, "x", True, 3]}
     assert issubclass(UserError, Exception)
+
+
+@pytest.mark.parametrize("output", [(), ("--json",), ("--csv",)])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, output: tuple[str, ...]) -> None:
+    for index in range(40):
+        benchmark_directory(tmp_path / "v5.1" / f"s{index}" / "llama31_8b", [60.0] * 3)
+    command = [sys.executable, "-m", "timetrial", "score", str(tmp_path), "--no-official", *output]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (1, b"")
+
+
+def test_a_base_that_cannot_be_read_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, err = run(capsys, "compare", tmp_path, "published:v5.0/QCT/rgat", code=2)
+    assert err == f"error: {tmp_path} could not be read: no result logs; give a directory with result logs\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_tells_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    to = _Terminal()
+    shown = progress.Progress(to=to)
+    for done, at in ((10, 101.0), (40, 102.0), (41, 102.05), (100, 105.0)):
+        now[0] = at
+        shown(done, 100, Path("x"))
+    shown.close()
+    assert to.getvalue() == (
+        "\r40 of 100 logs, 20.0 a second, 3.00 s left\x1b[K\r100 of 100 logs, 20.0 a second\x1b[K\r\x1b[K"
+    )
+    silent = progress.Progress(to=io.StringIO())
+    silent(1, 2, Path("x"))
+    silent.close()
+    assert silent.to.getvalue() == ""  # type: ignore[attr-defined]

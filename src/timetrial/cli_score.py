@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +55,7 @@ def score(
     if not paths:
         raise UserError("score: no path; as in: timetrial score results/SYSTEM/BENCHMARK")
     _one_output(as_json, as_csv, html)
-    from timetrial.report import score_text
+    from timetrial.report import score_json, score_text
 
     results = list(_scored([Path(path) for path in paths], round_, official, workers))
     if not results:
@@ -63,12 +64,13 @@ def score(
         from timetrial.report import score_page
 
         print(f"wrote {score_page.write_page(results, html)}", file=sys.stderr)
-    if as_json or as_csv:
-        from timetrial.report import score_json
-
-        print(score_json.as_json(results, explain is not False) if as_json else score_json.as_csv(results).rstrip("\n"))
-    else:
-        score_text.show(results, whole=explain or None, explain=explain is not False)
+    with _reader_may_leave():
+        if as_json:
+            print(score_json.as_json(results, explain is not False))
+        elif as_csv:
+            print(score_json.as_csv(results).rstrip("\n"))
+        else:
+            score_text.show(results, whole=explain or None, explain=explain is not False)
     raise SystemExit(_ended(results))
 
 
@@ -95,18 +97,32 @@ def compare(
     from timetrial.results.compare import parse
 
     results = parse(given, lambda path: _scored([path], round_, False, workers))
+    for result in results:
+        if result.unverified and result.verdict == "unread":
+            raise UserError(_unread(result))
     comparison = compared(results)
     if html is not None:
         from timetrial.report import compare_page
 
         print(f"wrote {compare_page.write_page(comparison, html)}", file=sys.stderr)
-    if as_json:
-        print(score_json.comparison_json(comparison))
-    elif as_csv:
-        print(score_json.comparison_csv(comparison).rstrip("\n"))
-    else:
-        compare_text.show(comparison)
+    with _reader_may_leave():
+        if as_json:
+            print(score_json.comparison_json(comparison))
+        elif as_csv:
+            print(score_json.comparison_csv(comparison).rstrip("\n"))
+        else:
+            compare_text.show(comparison)
     raise SystemExit(_ended([result for result in results if result.unverified]))
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """A reader such as `head` that has seen enough changes nothing about the exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_output(as_json: bool, as_csv: bool, html: Path | None) -> None:
@@ -146,8 +162,13 @@ def _ended(results: list[Result]) -> int:
 
     unread = [result for result in results if result.verdict == "unread"]
     if unread:
-        first = next((group for group in score_record.groups(unread[0]) if group.level == "fail"), None)
-        why = f": {first.found_words}; {first.change}" if first else ""
         more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        print(f"error: {unread[0].path} could not be read{why}{more}", file=sys.stderr)
+        print(f"error: {_unread(unread[0])}{more}", file=sys.stderr)
     return score_record.exit_code(results)
+
+
+def _unread(result: Result) -> str:
+    from timetrial.report import score_record
+
+    first = next((group for group in score_record.groups(result) if group.level == "fail"), None)
+    return f"{result.path} could not be read" + (f": {first.found_words}; {first.change}" if first else "")

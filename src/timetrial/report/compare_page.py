@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import timetrial
-from timetrial.report import pages, text
-from timetrial.report.compare_text import FACTORS, cells, figures, letter, warnings
+from timetrial.report import pages
+from timetrial.report.compare_text import FACTORS, cells, figures, letter, warnings, why_none
 from timetrial.report.score_record import UNVERIFIED, shown
 from timetrial.results.compare import Comparison, Pair
 
@@ -61,7 +61,7 @@ def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
         "words": shown(f"{own.round} {own.system} over {base.round} {base.system}"),
         "bars": bars,
         "rows": [(label, value, shown(words), label.startswith(" ")) for label, value, words in figures(pair)],
-        "why": shown(pair.warnings[0]) if not bars and pair.warnings else "" if bars else text.NONE,
+        "why": why_none(pair),
     }
 
 

@@ -24,6 +24,7 @@ FACTORS = (
     ("energy", "energy", "base's over this one"),
 )
 """(label, field of Pair, words)."""
+NOTHING = "nothing to compare"
 EQUAL = (
     ("speed-up", "equal_batch_speedup"),
     ("per accelerator", "equal_batch_per_accelerator"),
@@ -94,7 +95,7 @@ def against(comparison: Comparison, pair: Pair) -> Group:
     """One result over the base."""
     head = Text(f"{letter(pair.own)} over {letter(pair.base)}", "bold")
     if pair.speedup is None and pair.throughput is None:
-        return Group(head, Text(f"  nothing to compare: {_why(pair)}"))
+        return Group(head, Text(f"  nothing to compare: {why_none(pair)}"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -104,8 +105,10 @@ def against(comparison: Comparison, pair: Pair) -> Group:
     return Group(head, Padding(table, (0, 0, 0, 2)))
 
 
-def _why(pair: Pair) -> str:
-    return shown(pair.warnings[0]).removesuffix(": nothing to compare") if pair.warnings else "no score on one side"
+def why_none(pair: Pair) -> str:
+    """Why a pair has no factors."""
+    told = next((line for line in pair.warnings if NOTHING in line), "")
+    return shown(told.removesuffix(f": {NOTHING}")) or "no score on one side"
 
 
 def figures(pair: Pair) -> Sequence[tuple[str, str, str]]:

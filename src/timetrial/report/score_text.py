@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -50,10 +51,19 @@ MOST_ROWS = 40
 
 def console(file: TextIO | None = None) -> Console:
     """Where it is printed: as wide as the terminal; without one, tables are as wide as they need."""
-    made = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
+    file = file or sys.stdout
+    if isinstance(file, io.TextIOWrapper):  # marks and bars, where the locale has none
+        file.reconfigure(errors="replace")
+    made = _Console(file=file, highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = WIDTH
     return made
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with exit code 1, which here says that a result does not stand."""
+        raise BrokenPipeError
 
 
 def show(results: Sequence[Result], whole: bool | None = None, explain: bool = True, to: Console | None = None) -> None:
