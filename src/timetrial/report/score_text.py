@@ -43,6 +43,8 @@ MOST_FAILS = 5
 """Failures of one result among many that are told."""
 MOST_WARNS = 12
 """Warning rules that are summed up below a table."""
+MOST_WORDS = 100
+"""Characters of a warning there."""
 MOST_OFFICIAL = 40
 """Lines of the official checker that are told."""
 MOST_ROWS = 40
@@ -106,17 +108,19 @@ def wide(to: Console, table: Table) -> None:
 
 def _closing(results: Sequence[Result]) -> Iterable[RenderableType]:
     """How many stand, and which warnings there are."""
-    warned: dict[str, tuple[str, int]] = {}
+    warned: dict[str, list[str]] = {}
     for result in results:
-        for rule, asked in {group.rule: group.asked for group in groups(result) if group.level == "warn"}.items():
-            warned[rule] = (warned.get(rule, (asked, 0))[0], warned.get(rule, ("", 0))[1] + 1)
+        for rule, found in {group.rule: group.found[0] for group in groups(result) if group.level == "warn"}.items():
+            warned.setdefault(rule, []).append(found)
     yield Text(sums(results) + ".")
     if warned:
         yield Text("Warnings, which a reviewer would ask about (score one result alone to read them whole):")
         table = _table()
         table.show_header = False
-        for rule, (asked, count) in sorted(warned.items(), key=lambda item: -item[1][1])[:MOST_WARNS]:
-            table.add_row(Text(rule, "yellow"), f"{count} {'result' if count == 1 else 'results'}", Text(shown(asked)))
+        for rule, said in sorted(warned.items(), key=lambda item: -len(item[1]))[:MOST_WARNS]:
+            first = shown(said[0]) if len(said[0]) <= MOST_WORDS else f"{shown(said[0][:MOST_WORDS])} ..."
+            words = first if len(said) == 1 else f"such as: {first}"
+            table.add_row(Text(rule, "yellow"), f"{len(said)} {'result' if len(said) == 1 else 'results'}", Text(words))
         yield Padding(table, (0, 0, 0, 2))
 
 
