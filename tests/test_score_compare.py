@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from timetrial.errors import UserError
-from timetrial.results.compare import DOUBTFUL, Comparison, Pair, compare, parse, scaling_table
-from timetrial.results.published import one, published, table
+from timetrial.results.comparison import DOUBTFUL, Comparison, Pair, compare, parse, scaling_table
+from timetrial.results.lookup import one, published, table
 from timetrial.results.records import Convergence, Result, Run, RunTime
 from timetrial.results.sides import side
 

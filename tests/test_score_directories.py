@@ -15,7 +15,7 @@ from timetrial.results.convergence import choose, judge, reference
 from timetrial.results.many import score_all
 from timetrial.results.read import read
 from timetrial.results.runs import run_of
-from timetrial.results.score import score
+from timetrial.results.scoring import score
 from timetrial.results.tree import find
 
 DIRECTORIES = sorted(LOGS.glob("v*/*/results/*/*")) if LOGS.is_dir() else []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from score_events import event, log
-from timetrial.results.explain import explain, run_time
+from timetrial.results.breakdown import explain, run_time
 from timetrial.results.intervals import parts
 from timetrial.results.margin import (
     convergence_sentence,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from score_mutations import OPERATIONS, Operation, Place, apply, oddity, official_minutes, seeds, some
 from timetrial.results.many import score_all
-from timetrial.results.score import olympic_mean
+from timetrial.results.scoring import olympic_mean
 
 CASES = 2000
 operation = st.tuples(

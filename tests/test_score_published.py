@@ -8,7 +8,7 @@ import pytest
 
 from timetrial.errors import UserError
 from timetrial.results import make_published
-from timetrial.results.published import one, published, rows, table
+from timetrial.results.lookup import one, published, rows, table
 from timetrial.results.reference import reference_samples, target
 
 FACTS = Path(__file__).parents[2] / "shared" / "facts"

@@ -16,7 +16,7 @@ from timetrial.results.many import score_all
 from timetrial.results.read import read
 from timetrial.results.records import Result
 from timetrial.results.runs import run_of
-from timetrial.results.score import olympic_mean, score
+from timetrial.results.scoring import olympic_mean, score
 from timetrial.results.tree import find
 
 

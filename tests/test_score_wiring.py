@@ -14,9 +14,9 @@ import score_logs
 from score_runs import LOGS, needs_logs
 from timetrial.results import rounds, ruleset
 from timetrial.results.check import check_run, refused
+from timetrial.results.lookup import benchmark_of
+from timetrial.results.lookup import rows as table_rows
 from timetrial.results.official import check
-from timetrial.results.published import benchmark_of
-from timetrial.results.published import rows as table_rows
 
 
 def test_the_package_is_light_and_its_names_are_what_they_say() -> None:
@@ -24,8 +24,8 @@ def test_the_package_is_light_and_its_names_are_what_they_say() -> None:
 import sys, json
 import timetrial.results as results
 light = sorted(m for m in sys.modules if m.split(".")[0] in ("numpy", "scipy", "torch", "rich", "mlperf_logging"))
-import timetrial.results.score, timetrial.results.compare, timetrial.results.published
-from timetrial.results.score import olympic_mean
+import timetrial.results.scoring, timetrial.results.comparison, timetrial.results.lookup
+from timetrial.results.scoring import olympic_mean
 from timetrial.results import compare, published, score, score_all, Finding, Result, Run
 names = {n: type(getattr(results, n)).__name__ for n in results.__all__}
 heavy = sorted(m for m in sys.modules if m.startswith(("torch", "timetrial.train", "timetrial.predict")))

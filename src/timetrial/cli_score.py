@@ -93,8 +93,8 @@ def compare(
         raise UserError(f"compare: {len(given)} of the two results that are needed; as in: timetrial compare A B")
     _one_output(as_json, as_csv, html)
     from timetrial.report import compare_text, score_json
-    from timetrial.results.compare import compare as compared
-    from timetrial.results.compare import parse
+    from timetrial.results.comparison import compare as compared
+    from timetrial.results.comparison import parse
 
     results = parse(given, lambda path: _scored([path], round_, False, workers))
     for result in results:

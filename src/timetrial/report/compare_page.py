@@ -10,7 +10,7 @@ import timetrial
 from timetrial.report import pages
 from timetrial.report.compare_text import FACTORS, cells, figures, letter, warnings, why_none
 from timetrial.report.score_record import UNVERIFIED, shown
-from timetrial.results.compare import Comparison, Pair
+from timetrial.results.comparison import Comparison, Pair
 
 COLUMNS = ("accelerators", "batch size", "score, min", "samples/s each", "evaluation")
 """Heads of the numbers; batch size and the last two are left out on a phone."""

@@ -12,7 +12,7 @@ from rich.text import Text
 from timetrial.report import text as numbers
 from timetrial.report.score_record import shown
 from timetrial.report.score_text import console, put, wide
-from timetrial.results.compare import Comparison, Pair
+from timetrial.results.comparison import Comparison, Pair
 from timetrial.results.sides import Side
 
 FACTORS = (

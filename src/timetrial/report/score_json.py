@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from timetrial.report.score_record import breakdown, explanation, groups, how_scored, scoring, shown, verdict
-from timetrial.results.compare import Comparison
+from timetrial.results.comparison import Comparison
 from timetrial.results.records import Result
 
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from timetrial.results.breakdown import explain
 from timetrial.results.convergence import rejected
-from timetrial.results.explain import explain
 from timetrial.results.layout import ENDED_EARLY
 from timetrial.results.records import Finding, Result, Run, RunTime
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from timetrial.results.published import benchmark_of, rows
+from timetrial.results.lookup import benchmark_of, rows
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from timetrial.errors import UserError
 from timetrial.results import convergence, rounds
+from timetrial.results.breakdown import run_time
 from timetrial.results.check import check_result, check_run
 from timetrial.results.check import refused as refuses
 from timetrial.results.energy import energy
-from timetrial.results.explain import run_time
 from timetrial.results.official import Official, rulesets
 from timetrial.results.read import read
 from timetrial.results.records import Finding, Result, Run, RunLog
 from timetrial.results.runs import run_of
-from timetrial.results.score import MINI, benchmark_of, division_of, round_of, score, size_of, verdict
+from timetrial.results.scoring import MINI, benchmark_of, division_of, round_of, score, size_of, verdict
 from timetrial.results.tree import Entry
 
 Progress = Callable[[Path], None]

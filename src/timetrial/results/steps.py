@@ -1,6 +1,6 @@
 """Step times of one run: from logged steps, else block means, else the logged throughput, else the blocks' length.
 
-The order is that of the table of published results (`published.py`): its `step_time_s` is the median of logged
+The order is that of the table of published results (`lookup.py`): its `step_time_s` is the median of logged
 `train_step_time` without the first 3, else the mean that a log gives of each block, else batch size over logged
 throughput.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timetrial.errors import UserError
-from timetrial.results.published import PREFIX, ambiguous, benchmark_of, published
+from timetrial.results.lookup import PREFIX, ambiguous, benchmark_of, published
 from timetrial.results.records import Result
 from timetrial.results.reference import reference_samples, smallest, target
 from timetrial.results.sides import Side, name, side
