@@ -218,8 +218,11 @@ def test_each_stage_of_zero_takes_less_memory(case: Case) -> None:
     stages = [memory_of(case, more) for more in (",zero=1,shard=1", ",zero=1", ",zero=2", ",zero=3")]
     for before, after in itertools.pairwise(stages):
         for rank, other in zip(before.ranks, after.ranks, strict=True):
-            assert rank.total >= other.total
-            assert rank.activations == other.activations
+            assert rank.used - rank.activations >= other.used - other.activations
+            if before.stashed == after.stashed:  # else what a stage saves is taken by activations kept whole
+                assert rank.activations == other.activations
+                assert rank.total >= other.total
+    assert [one.stashed for one in stages] == sorted((one.stashed for one in stages), reverse=True)
     assert stages[0].peak.optimizer > stages[1].peak.optimizer == stages[3].peak.optimizer
     assert stages[1].peak.gradients > stages[2].peak.gradients == stages[3].peak.gradients
     assert stages[2].peak.weights > stages[3].peak.weights
