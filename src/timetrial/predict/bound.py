@@ -12,6 +12,7 @@ the way back; there the first term alone counts.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ def layer_seconds(known: Passes, pricing: Pricing) -> dict[str, float]:
     return {kind: seconds.total for kind, seconds in kind_seconds(known, pricing).items()}
 
 
-def least_s(plan: Plan, n_layers: int, seconds: Mapping[str, float], fixed_s: float) -> float:
+def least_s(plan: Plan, n_layers: int, seconds: Mapping[str, float], fixed_s: float, skew: float = 0.0) -> float:
     """Seconds that a step of `plan` takes at least; `seconds` by kind of layer, of one micro batch."""
     embed, block, head = (seconds.get(kind, 0.0) for kind in ("embed", "block", "head"))
     ranks, before = _shares(n_layers, plan.pp, plan.vp, plan.schedule)
@@ -39,7 +40,7 @@ def least_s(plan: Plan, n_layers: int, seconds: Mapping[str, float], fixed_s: fl
         longest = max(longest, m * (e * embed + b * block + h * head) + way)
         e, b, h = before[rank]
         way += (e * embed + b * block + h * head) if plan.schedule == "1f1b" else 0.0
-    return longest + fixed_s
+    return longest * (1 + skew * math.log2(plan.world_size)) + fixed_s
 
 
 @lru_cache(4096)

@@ -82,7 +82,7 @@ class Shelf:
         lies = self._lie(plan)
         if lies not in self._sums:
             self._sums[lies] = layer_seconds(known, pricing)
-        return least_s(plan, self._n_layers, self._sums[lies], pricing.fitted.step_s)
+        return least_s(plan, self._n_layers, self._sums[lies], pricing.fitted.step_s, pricing.fitted.skew)
 
     def step(self, plan: Plan, pipeline_s: PipelineSeconds | None) -> Step:
         """The step, its pipeline by a formula; laid out where that is None."""
