@@ -61,7 +61,9 @@ def test_what_a_log_says_is_escaped(tmp_path: Path) -> None:
     for log in sorted(result.path.glob("result_*.txt")):
         lines = [line.replace('"Nobody"', '"<b>Nobody</b>"') for line in log.read_text().splitlines()]
         write(log, lines)
-    html = page([dataclasses.replace(made_again(result.path), system=evil, official=(f"FAILED {evil}",))])
+    html = page(
+        [dataclasses.replace(made_again(result.path), system=evil, official=(f"9 of 10 {evil}", f"FAILED {evil}"))]
+    )
     assert "<img" not in html
     assert "<b>Nobody" not in html
     assert "&lt;b&gt;Nobody&lt;/b&gt;" in html

@@ -5,7 +5,6 @@ As the other pages: nothing is asked of the network, there is no script, and a p
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,14 @@ from timetrial.report.score_record import (
     UNVERIFIED,
     about,
     breakdown,
+    checker,
+    doubts,
     explanation,
     groups,
     how_scored,
     mark,
+    official,
+    samples,
     scoring,
     shown,
     sums,
@@ -85,7 +88,6 @@ def page(results: Sequence[Result]) -> str:
         sums=sums(results).partition(": ")[2],
         span=text.percent(span),
         notice=UNVERIFIED,
-        checker=importlib.metadata.version("mlperf-logging"),
         version=timetrial.__version__,
     )
     return told.encode("utf-8", "replace").decode()
@@ -106,6 +108,7 @@ def _result(result: Result, index: int) -> dict[str, Any]:
     time, margin = explanation(result)
     run = typical(result)
     found = groups(result)
+    ours, quoted = official(result)
     return {
         "id": f"r{index}",
         "name": _name(result),
@@ -146,7 +149,10 @@ def _result(result: Result, index: int) -> dict[str, Any]:
         ],
         "fails": sum(group.level == "fail" for group in found),
         "warns": sum(group.level == "warn" for group in found),
-        "official": [shown(part) for line in result.official for part in line.splitlines()],
+        "official": ours,
+        "quoted": [shown(line) for line in quoted],
+        "checker": checker(result),
+        "doubts": [shown(line) for line in doubts(result)],
         "keys": _keys(run),
         "runs": len(result.runs),
         "unit": result.convergence.unit.replace("_", " ") if result.convergence else "samples",
@@ -154,7 +160,7 @@ def _result(result: Result, index: int) -> dict[str, Any]:
             {
                 "log": shown(r.path.name),
                 "minutes": text.NONE if r.time_min is None else f"{r.time_min:,.4f}",
-                "samples": text.NONE if r.samples is None else f"{r.samples:,.7g}",
+                "samples": samples(r.samples),
                 "quality": text.NONE if r.quality is None else f"{r.quality:.6g}",
                 "seed": text.NONE if r.seed is None else str(r.seed),
                 "why": mark(r),
@@ -184,7 +190,7 @@ def _headline(result: Result) -> list[dict[str, str]]:
     if (tested := result.convergence) is not None and tested.samples_mean is not None:
         words = {True: "passes the convergence test", False: "fails the convergence test", None: "no reference"}
         unit = tested.unit.capitalize().replace("_", " ")
-        add(f"{unit} to converge", f"{tested.samples_mean:,.6g}", words[tested.passed])
+        add(f"{unit} to converge", samples(tested.samples_mean), words[tested.passed])
         if tested.evals_to_fastest is not None:
             side = "slower" if tested.evals_to_fastest >= 0 else "faster"
             add("Evaluations of margin", f"{abs(tested.evals_to_fastest):.1f}", f"{side} than the fastest allowed")

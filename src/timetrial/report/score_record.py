@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from timetrial.report import text
 from timetrial.results.breakdown import explain
 from timetrial.results.convergence import rejected
 from timetrial.results.layout import ENDED_EARLY
@@ -18,6 +20,10 @@ SUMMARIES = ("result.compliance", "score.refused", "result.not_converged", "scor
 """Rules that only sum up what single runs break; they come behind those."""
 UNVERIFIED = "not verified by MLCommons"
 MINI_NOTICE = "a mini preset: no MLPerf result"
+NOT_ASKED = (
+    "Not asked were its checkers of packages, seeds, system descriptions and reference convergence: "
+    "what is said of these above is Timetrial's own finding."
+)
 
 
 @dataclass
@@ -66,9 +72,9 @@ class Breakdown:
         return (*known, ("not told", left)) if left > 1e-3 * self.total_s else tuple(known)
 
 
-def shown(text: str) -> str:
+def shown(words: str) -> str:
     """Text of a log or a file's name that any terminal and page can show."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text.encode("utf-8", "replace").decode())
+    return "".join(c if c.isprintable() else "\ufffd" for c in words.encode("utf-8", "replace").decode())
 
 
 def scoring(result: Result) -> list[Run]:
@@ -217,6 +223,44 @@ def explanation(result: Result) -> tuple[list[str], list[str]]:
     tested = result.convergence if result.convergence and result.convergence.samples_mean is not None else None
     alone = dataclasses.replace(run, time=None, quality=run.quality if run.converged else None)
     return time, explain(alone, tested, None, result.energy, result.benchmark, result.round)
+
+
+def doubts(result: Result) -> list[str]:
+    """Logs whose figures mean nothing, a sentence each; of a single log it stands in the explanation."""
+    told = [(run.path.name, run.time.doubt) for run in result.runs if run.time is not None and run.time.doubt]
+    return [f"{name}: {doubt}" for name, doubt in told] if len(result.runs) > 1 else []
+
+
+def checker(result: Result) -> str:
+    """The official checker by its version and ruleset."""
+    ruleset = f", ruleset {result.round.removeprefix('v')}.0" if result.round else ""
+    return f"mlperf-logging {importlib.metadata.version('mlperf-logging')}{ruleset}"
+
+
+def official(result: Result) -> tuple[list[str], list[str]]:
+    """(our sentences on what the official checker was asked and answered, its own lines word for word)."""
+    if not result.official or result.verdict in ("unread", "mini"):  # it has no rules for minis
+        return [], []
+    counted, quoted = shown(result.official[0]), result.official[1:]
+    if counted.startswith("not asked"):
+        return [f"{counted[0].upper()}{counted[1:]}."], []
+    sentence = f"{counted} its check of compliance, as Timetrial counts them"
+    if result.verdict == "fails":
+        sentence += "; the result does not stand, see the findings"
+    return [f"{sentence}.", NOT_ASKED], [part for line in quoted for part in line.splitlines()]
+
+
+def samples(value: float | None) -> str:
+    """Samples or epochs to converge: large ones in full."""
+    if value is None:
+        return text.NONE
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.6g}"
+
+
+def summed(group: Group, most: int) -> str:
+    """A finding as one line: what was found and what is asked, each cut at `most` characters."""
+    found, asked = (words if len(words) <= most else f"{words[:most]} ..." for words in (group.found[0], group.asked))
+    return shown(f"{found}; asked is {asked}" if asked else found)
 
 
 def how_scored(result: Result) -> str:

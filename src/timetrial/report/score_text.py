@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,12 +17,17 @@ from timetrial.report.score_record import (
     Breakdown,
     about,
     breakdown,
+    checker,
+    doubts,
     explanation,
     groups,
     how_scored,
     mark,
+    official,
+    samples,
     scoring,
     shown,
+    summed,
     sums,
     typical,
     verdict,
@@ -44,7 +48,7 @@ MOST_FAILS = 5
 MOST_WARNS = 12
 """Warning rules that are summed up below a table."""
 MOST_WORDS = 100
-"""Characters of a warning there."""
+"""Characters there of what was found, and of what is asked."""
 MOST_OFFICIAL = 40
 """Lines of the official checker that are told."""
 MOST_ROWS = 40
@@ -108,18 +112,21 @@ def wide(to: Console, table: Table) -> None:
 
 def _closing(results: Sequence[Result]) -> Iterable[RenderableType]:
     """How many stand, and which warnings there are."""
-    warned: dict[str, list[str]] = {}
+    warned: dict[str, list[Found]] = {}
     for result in results:
-        for rule, found in {group.rule: group.found[0] for group in groups(result) if group.level == "warn"}.items():
-            warned.setdefault(rule, []).append(found)
+        first: dict[str, Found] = {}
+        for group in groups(result):
+            if group.level == "warn":
+                first.setdefault(group.rule, group)
+        for rule, group in first.items():
+            warned.setdefault(rule, []).append(group)
     yield Text(sums(results) + ".")
     if warned:
         yield Text("Warnings, which a reviewer would ask about (score one result alone to read them whole):")
         table = _table()
         table.show_header = False
         for rule, said in sorted(warned.items(), key=lambda item: -len(item[1]))[:MOST_WARNS]:
-            first = shown(said[0]) if len(said[0]) <= MOST_WORDS else f"{shown(said[0][:MOST_WORDS])} ..."
-            words = first if len(said) == 1 else f"such as: {first}"
+            words = ("such as: " if len(said) > 1 else "") + summed(said[0], MOST_WORDS)
             table.add_row(Text(rule, "yellow"), f"{len(said)} {'result' if len(said) == 1 else 'results'}", Text(words))
         yield Padding(table, (0, 0, 0, 2))
 
@@ -197,8 +204,6 @@ def finding(group: Found) -> RenderableType:
     table.add_column(style="dim", no_wrap=True, width=7)
     table.add_column(overflow="fold")
     rows = [("found", group.found_words), ("asked", group.asked), ("change", group.change), ("rule", group.source)]
-    if group.level in ("note", "allowed"):
-        rows = [row for row in rows if row[0] in ("found", "change")]
     for label, words in rows:
         if words:
             table.add_row(label, Text(shown(words), "dim" if label == "rule" else ""))
@@ -225,17 +230,17 @@ def failures(result: Result) -> Group:
 
 
 def _official(result: Result) -> Iterable[RenderableType]:
-    if not result.official or result.verdict in ("unread", "mini"):  # it has no rules for minis
+    ours, quoted = official(result)
+    if not ours:
         return
-    version = importlib.metadata.version("mlperf-logging")
-    ruleset = f", ruleset {result.round.removeprefix('v')}.0" if result.round and result.verdict != "mini" else ""
-    yield Text()
-    yield Text(f"Official checker (mlperf-logging {version}{ruleset}), word for word", "bold")
-    lines = [part for line in result.official for part in line.splitlines()]
-    for line in lines[:MOST_OFFICIAL]:
-        yield Padding(Text(shown(line)), (0, 0, 0, 2))
-    if len(lines) > MOST_OFFICIAL:
-        yield Text(f"  and {len(lines) - MOST_OFFICIAL} more lines, which --json and --html have", "dim")
+    yield from (Text(), Text(f"Official checker ({checker(result)})", "bold"))
+    yield from (Padding(Text(line), (0, 0, 0, 2)) for line in ours)
+    if quoted:
+        yield Text("  Word for word:")
+    for line in quoted[:MOST_OFFICIAL]:
+        yield Padding(Text(shown(line)), (0, 0, 0, 4))
+    if len(quoted) > MOST_OFFICIAL:
+        yield Text(f"    and {len(quoted) - MOST_OFFICIAL} more lines, which --json and --html have", "dim")
 
 
 def _runs(result: Result) -> Table:
@@ -249,7 +254,7 @@ def _runs(result: Result) -> Table:
         cells = [
             shown(run.path.name),
             _minutes(run.time_min),
-            _samples(run.samples),
+            samples(run.samples),
             numbers.NONE if run.quality is None else f"{run.quality:.6g}",
             numbers.NONE if run.seed is None else str(run.seed),
             mark(run),
@@ -260,12 +265,6 @@ def _runs(result: Result) -> Table:
     return table
 
 
-def _samples(value: float | None) -> str:
-    if value is None:
-        return numbers.NONE
-    return f"{value:,.0f}" if value == int(value) and value >= 1000 else f"{value:,.6g}"
-
-
 def _time(result: Result) -> Iterable[RenderableType]:
     counted = scoring(result)
     parts = breakdown(counted or [run for run in result.runs if run.time is not None])
@@ -274,6 +273,8 @@ def _time(result: Result) -> Iterable[RenderableType]:
     if parts is not None:
         of = f", mean of {parts.runs} runs" if parts.runs > 1 else ""
         yield from (Text(), Text(f"Where the time went{of}", "bold"), Padding(_bars(parts), (0, 0, 0, 2)))
+        for line in doubts(result):
+            yield Padding(Text(shown(line), "yellow"), (0, 0, 0, 2))
     if time and run is not None:
         name = "" if len(result.runs) == 1 else f" ({shown(run.path.name)}, the median run)"
         yield from (Text(), Text(f"How it ran{name}", "bold"))

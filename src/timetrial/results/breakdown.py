@@ -12,15 +12,22 @@ FORMAT_KEY = "lowest_numerical_precision_in_linear"
 """Format of linear layers, in logs of v6.1 and later."""
 BROKEN = frozenset({"block_start", "block_stop", "epoch_start", "epoch_stop", "eval_start", "eval_stop"})
 """Events without which the parts of the time cannot be told."""
+MEANINGLESS = "where its time went cannot be told, and figures taken from it mean nothing"
+ONE_RUN_MS = 60_000
+"""Milliseconds within which all ranks of one run log its start, and its end; farther apart they are of several runs."""
 
 
 def run_time(log: RunLog, benchmark: str, accelerators: int | None, accelerator: str) -> RunTime:
     """Where the time of one run went.
 
     `accelerators` is how many the run used and `accelerator` their name in the system description. The parts
-    `train_s`, `eval_s` and `gap_s` add up to run_stop - run_start; those that a log does not tell are None.
+    `train_s`, `eval_s` and `gap_s` add up to run_stop - run_start; those that a log does not tell are None. Of a log
+    with lines of several runs only `total_s` is told, and `doubt` says why.
     """
     split = parts(log.events)
+    doubt = _several(log)
+    if doubt:
+        return _untold(_seconds(split.total_ms), doubt)
     whole = BROKEN.isdisjoint(log.thinned)
     gbs = count_of(log.last("global_batch_size"))
     steps = step_times(log, benchmark, split, gbs)
@@ -57,17 +64,49 @@ def run_time(log: RunLog, benchmark: str, accelerators: int | None, accelerator:
     )
 
 
+def _several(log: RunLog) -> str:
+    """What shows that a log has lines of several runs; empty where nothing does."""
+    for key in ("run_start", "run_stop"):
+        times = [event.time_ms for event in log.all(key)]
+        if len(times) > 1 and max(times) - min(times) > ONE_RUN_MS:
+            apart = duration((max(times) - min(times)) / 1e3)
+            return f"The log has lines of several runs ({len(times)} times {key}, {apart} apart): {MEANINGLESS}."
+    return ""
+
+
+def _untold(total_s: float | None, doubt: str) -> RunTime:
+    return RunTime(
+        init_s=None,
+        train_s=None,
+        eval_s=None,
+        gap_s=None,
+        steps=None,
+        step_s=None,
+        step_p10_s=None,
+        step_p90_s=None,
+        step_source="none: the log has lines of several runs",
+        slow_first_s=None,
+        samples_per_s=None,
+        tflops_per_accelerator=None,
+        mfu=None,
+        mfu_basis="",
+        total_s=total_s,
+        doubt=doubt,
+    )
+
+
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
 def _flops_basis(flops: ModelFlops) -> str:
+    assert flops.tflop is not None
     mask = {True: "causal attention halved", False: "attention in full, not halved for the causal mask"}
     said = mask[flops.causal] if flops.causal is not None else "source does not say whether causal attention is halved"
     other = ""
-    if flops.counted and flops.tflop and abs(flops.counted / flops.tflop - 1) > 0.01:
+    if flops.counted and abs(flops.counted / flops.tflop - 1) > 0.01:
         other = f"; {flops.counted:,.0f} by our count with causal attention halved"
-    return f"{flops.tflop:,.6g} TFLOP a sample, {said}{other}, recomputation not counted ({flops.source})"
+    return f"{figure(flops.tflop, 6)} TFLOP a sample, {said}{other}, recomputation not counted ({flops.source})"
 
 
 def _no_flops(flops: ModelFlops, length: int | None) -> str:
@@ -87,7 +126,7 @@ def _mfu(tflops: float, flops: ModelFlops, accelerator: str, format_: str) -> tu
 
 
 def _peak_words(dense: Peak, format_: str) -> str:
-    words = f"dense {dense.format} peak, {dense.tflops:,.6g} TFLOP/s ({dense.source})"
+    words = f"dense {dense.format} peak, {figure(dense.tflops, 6)} TFLOP/s ({dense.source})"
     if format_:
         return f"{words}, by the log's {FORMAT_KEY} {format_}"
     return f"{words}; the log does not name its format, and one below bf16 can pass 100 %"
@@ -108,7 +147,7 @@ def explain(
     against. What is not known has no sentence, except step times and FLOPs, whose absence is explained.
     """
     time = run.time if isinstance(run, Run) else run
-    lines = [] if time is None else [*_where(time), *_steps(time), *_rate(time)]
+    lines = [] if time is None else [time.doubt] if time.doubt else [*_where(time), *_steps(time), *_rate(time)]
     if convergence is not None:
         lines.append(convergence_sentence(convergence, interval))
     quality = quality_sentence(benchmark, round_, run.quality) if isinstance(run, Run) else None
@@ -116,7 +155,8 @@ def explain(
         lines.append(quality)
     if energy is not None:
         kwh, kw = energy.joules / 3.6e6, energy.average_w / 1e3
-        lines.append(f"Energy {kwh:,.4g} kWh, {kw:,.4g} kW on average over {energy.runs} runs.")
+        over = f"{energy.runs} {'run' if energy.runs == 1 else 'runs'}"
+        lines.append(f"Energy {figure(kwh)} kWh, {figure(kw)} kW on average over {over}.")
     return lines
 
 
@@ -161,13 +201,23 @@ def _steps(time: RunTime) -> list[str]:
 def _rate(time: RunTime) -> list[str]:
     lines = []
     if time.samples_per_s is not None:
-        lines.append(f"{time.samples_per_s:,.5g} samples/s while training.")
-    if time.tflops_per_accelerator is not None:
-        text = f"{time.tflops_per_accelerator:,.0f} model TFLOP/s per accelerator"
-        if time.mfu is None:
-            return [*lines, f"{text}; {time.mfu_basis}; {time.flops_basis}."]
-        return [*lines, f"{text}, MFU {100 * time.mfu:.1f} % of the {time.mfu_basis}."]
-    return [*lines, f"{time.flops_basis[0].upper()}{time.flops_basis[1:]}."] if time.flops_basis else lines
+        lines.append(f"{figure(time.samples_per_s, 5)} samples/s while training.")
+    counted = time.flops_basis
+    if time.tflops_per_accelerator is None:
+        return [*lines, f"{counted[0].upper()}{counted[1:]}."] if counted else lines
+    text = f"{time.tflops_per_accelerator:,.0f} model TFLOP/s per accelerator"
+    if time.mfu is None:
+        lines.append(f"{text}; {time.mfu_basis}.")
+    else:
+        peak_ = time.mfu_basis.removesuffix(f"; {counted}")
+        lines += [f"{text}, MFU {100 * time.mfu:.1f} %.", f"MFU is of the {peak_}."]
+    return [*lines, f"Model FLOPs: {counted}."] if counted else lines
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number of so many significant digits, thousands separated, large ones in full: 16,709,000."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:,.{digits}g}"
 
 
 def duration(seconds: float) -> str:

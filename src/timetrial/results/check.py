@@ -265,7 +265,11 @@ def _differing(c: Contradiction, tallies: dict[int, _Tally], prefix: str, log: R
     if here == there:
         return []
     tally = tallies[id(c.rule)]
+    other = tallies[id(c.other)] if c.other is not None else tally
+    breach = next(iter((tally if here else other).breaches.values()), None)
     value = f"{c.rule.key} = {_cut(tally.values[-1])}" if tally.values else f"no {c.rule.key}"
+    if breach is not None:  # it knows what of the event is meant
+        value = _shown(c.rule.key, breach)
     said = f"{value}: {'fails' if here else 'passes'} by what is followed, {'passes' if here else 'fails'} by the other"
     asked = f"{c.one}; but {c.another}"
     line = tally.last.line if tally.last else None

@@ -85,7 +85,7 @@ def _one(word: str) -> Callable[[Mapping[str, Any]], str]:
 FORMS: Mapping[str, Form] = {
     "equals": Form(("value",), _compare(lambda a, b: a == b), _one("")),
     "near": Form(("value", "within"), _near, lambda p: f"{words(p['value'])} within {words(p['within'])}"),
-    "proportional": Form(("value", "relative"), _same_ratio, lambda p: f"{words(p['value'])} (to {p['relative']:g})"),
+    "proportional": Form(("value", "relative"), _same_ratio, lambda p: f"{words(p['value'])} (to {p['relative']!r})"),
     "one_of": Form(
         ("values",),
         lambda value, p, seen, event: value in [number(v, seen, value) for v in p["values"]],
@@ -176,10 +176,17 @@ def asks(check: Check, seen: Seen | None = None, event: LogEvent | None = None) 
         expression = check.parameters.get(name)
         if isinstance(expression, list):
             try:
-                comes.append(f"{number(expression, seen, event.value):g}")
+                comes.append(exact(number(expression, seen, event.value)))
             except (Missing, TypeError, ValueError, ArithmeticError):
                 return text
     return f"{text} = {', '.join(comes)}" if comes else text
+
+
+def exact(value: Any) -> str:
+    """A number with all its digits, so that who sets a key to it keeps the rule: 1199872, 3e-05."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
 
 
 def parse(raw: Mapping[str, Any], source: str, where: str) -> tuple[Check | None, str]:

@@ -155,6 +155,8 @@ class RunTime:
 @dataclass(frozen=True)
 class Convergence:
     """The reference-convergence test of one result (mlperf-logging rcp_checker)."""
+    doubt: str = ""
+    """Why parts, steps and rates of this log cannot be told, in one sentence; empty where they can."""
 
     passed: bool | None
     """None where the round has no reference for the benchmark."""
@@ -252,7 +254,7 @@ class Result:
     verdict: Literal["stands", "fails", "unread", "mini"]
     findings: tuple[Finding, ...]
     official: tuple[str, ...] = ()
-    """What the official checker says, word for word; first line its verdict."""
+    """First how many logs the official compliance checker passes, by our count; then what it says, word for word."""
     energy: Energy | None = None
     unverified: bool = True
     """False for rows of the bundled table of published results."""
