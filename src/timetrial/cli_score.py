@@ -101,6 +101,8 @@ def compare(
         if result.unverified and result.verdict == "unread":
             raise UserError(_unread(result))
     comparison = compared(results)
+    if why := compare_text.nothing(comparison):
+        raise UserError(f"compare: {why}")
     if html is not None:
         from timetrial.report import compare_page
 

@@ -13,7 +13,7 @@ from timetrial.report.score_record import UNVERIFIED, shown
 from timetrial.results.comparison import Comparison, Pair
 
 COLUMNS = ("accelerators", "batch size", "score, min", "samples/s each", "evaluation")
-"""Heads of the numbers; batch size and the last two are left out on a phone."""
+"""Heads of the numbers; on a phone each stands beside its number."""
 
 
 def write_page(comparison: Comparison, path: str | Path) -> Path:
@@ -48,7 +48,12 @@ def page(comparison: Comparison) -> str:
 
 def _side(comparison: Comparison, index: int) -> dict[str, Any]:
     name, round_, organization, system, benchmark, *figures_ = cells(comparison, index, comparison.sides[index])
-    return {"name": name, "who": f"{round_} {organization}", "what": f"{benchmark} on {system}", "figures": figures_}
+    return {
+        "name": name,
+        "who": f"{round_} {organization}",
+        "what": f"{benchmark} on {system}",
+        "figures": list(zip(COLUMNS, figures_, strict=True)),
+    }
 
 
 def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from timetrial.report.score_record import shown
 from timetrial.report.score_text import console, put, wide
 from timetrial.results.comparison import Comparison, Pair
 from timetrial.results.sides import Side
+from timetrial.results.sides import name as name_of
 
 FACTORS = (
     ("speed-up", "speedup", "base's score over this one"),
@@ -25,6 +26,8 @@ FACTORS = (
 )
 """(label, field of Pair, words)."""
 NOTHING = "nothing to compare"
+MOST_NAMED = 6
+"""Letters that one warning names."""
 EQUAL = (
     ("speed-up", "equal_batch_speedup"),
     ("per accelerator", "equal_batch_per_accelerator"),
@@ -48,19 +51,51 @@ def _item(line: str) -> Padding:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """All warnings, each once: of single results, then of pairs."""
-    every = [*comparison.warnings, *(line for pair in comparison.pairs for line in pair.warnings)]
-    return list(dict.fromkeys(every))
+    """All warnings, each once, with the results or pairs that it is about: of single results, then of pairs."""
+    single: dict[str, list[str]] = {}
+    for index, side in enumerate(comparison.sides):
+        for line in side.warnings:
+            single.setdefault(line.removeprefix(f"{name_of(side.result)}: "), []).append(letter(index))
+    both: dict[str, list[str]] = {}
+    for pair in comparison.pairs:
+        for line in pair.warnings:
+            both.setdefault(line, []).append(letter(pair.own))
+    told = [f"{_listed(who, len(comparison.sides))}: {line}" for line, who in single.items()]
+    base = letter(comparison.base)
+    return told + [f"{_listed(who, len(comparison.pairs))} over {base}: {line}" for line, who in both.items()]
+
+
+def _listed(letters: Sequence[str], of: int) -> str:
+    """B, C and D; the first few and how many more, or `all`, where there are many."""
+    if len(letters) > MOST_NAMED:
+        if len(letters) == of:
+            return f"all {of}"
+        return f"{', '.join(letters[:MOST_NAMED])} and {len(letters) - MOST_NAMED} more"
+    *first, last = letters
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def nothing(comparison: Comparison) -> str:
+    """Why no result can be compared with the base, in one line; empty where one can."""
+    if any(not _without_factors(pair) for pair in comparison.pairs):
+        return ""
+    why = list(dict.fromkeys(why_none(pair) for pair in comparison.pairs))
+    more = f" (and {len(why) - 1} other reasons)" if len(why) > 1 else ""
+    return f"nothing to compare: {why[0]}{more}"
+
+
+def _without_factors(pair: Pair) -> bool:
+    return pair.speedup is None and pair.throughput is None
 
 
 def letter(index: int) -> str:
     """A, B, ... AA: the name of a side in the tables."""
-    name = ""
+    made = ""
     index += 1
     while index:
         index, rest = divmod(index - 1, 26)
-        name = chr(65 + rest) + name
-    return name
+        made = chr(65 + rest) + made
+    return made
 
 
 def sides(comparison: Comparison) -> Table:
@@ -94,7 +129,7 @@ def cells(comparison: Comparison, index: int, side: Side) -> list[str]:
 def against(comparison: Comparison, pair: Pair) -> Group:
     """One result over the base."""
     head = Text(f"{letter(pair.own)} over {letter(pair.base)}", "bold")
-    if pair.speedup is None and pair.throughput is None:
+    if _without_factors(pair):
         return Group(head, Text(f"  nothing to compare: {why_none(pair)}"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

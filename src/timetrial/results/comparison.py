@@ -205,9 +205,8 @@ def _alone(figure: float | None) -> float | None:
 
 def _pair(sides: Sequence[Side], base: int, own: int) -> Pair:
     a, b = sides[base], sides[own]
-    warnings = _unlike(a, b)
     if not _comparable(a.result, b.result):
-        return Pair(base, own, equal_batch_basis="nothing to compare", warnings=tuple(warnings))
+        return Pair(base, own, equal_batch_basis="nothing to compare", warnings=tuple(_unlike(a, b)))
     speedup = _ratio(a.result.score_min, b.result.score_min)
     per_accelerator = _ratio(a.accelerator_min, b.accelerator_min)
     scaled = _system(a.result) == _system(b.result) and a.result.accelerators != b.result.accelerators
@@ -215,6 +214,7 @@ def _pair(sides: Sequence[Side], base: int, own: int) -> Pair:
     throughput = _ratio(b.rate, a.rate)
     convergence = _ratio(a.scored_samples, b.scored_samples) if a.figures.unit == b.figures.unit else None
     factor, basis = _batch_factor(a.result, b.result)
+    warnings = _unlike(a, b, factor, basis)
     joules = [one.result.energy.joules if one.result.energy is not None else None for one in (a, b)]
     return Pair(
         base=base,
@@ -276,8 +276,8 @@ def _batch_factor(a: Result, b: Result) -> tuple[float | None, str]:
     return there / here, words
 
 
-def _unlike(a: Side, b: Side) -> list[str]:
-    """Why a pair is not like for like, one line each."""
+def _unlike(a: Side, b: Side, factor: float | None = None, basis: str = "") -> list[str]:
+    """Why a pair is not like for like, one line each; `factor` and `basis` are those of `_batch_factor`."""
     one, two = a.result, b.result
     if benchmark_of(one.benchmark) != benchmark_of(two.benchmark):
         return [f"different benchmarks, {one.benchmark} and {two.benchmark}: nothing to compare"]
@@ -289,7 +289,7 @@ def _unlike(a: Side, b: Side) -> list[str]:
     if one.unverified != two.unverified:
         said.append(f"{name(one if one.unverified else two)} is unverified, the other one is published")
     if one.gbs != two.gbs and None not in (one.gbs, two.gbs):
-        said.append(f"different batch sizes, {one.gbs:,} and {two.gbs:,}: see the figures at equal batch size")
+        said.append(f"different batch sizes, {one.gbs:,} and {two.gbs:,}" + _batch_words(a, b, factor, basis))
     sources = {s.rate_source for s in (a, b) if s.rate is not None}
     if len(sources) > 1 or any("evaluation perhaps" in source for source in sources):
         said.append(f"throughput is from {' and '.join(sorted(sources))}")
@@ -299,6 +299,17 @@ def _unlike(a: Side, b: Side) -> list[str]:
         if s.explained is not None and abs(s.explained - 1) > DOUBTFUL
     ]
     return said
+
+
+def _batch_words(a: Side, b: Side, factor: float | None, basis: str) -> str:
+    """What becomes of different batch sizes: a reader is sent to figures only where there are some."""
+    if factor is None:
+        return f"; there are no figures at equal batch size: {basis}"
+    if factor == 1.0:
+        return f", which ask for as many samples ({basis})"
+    if a.accelerator_min is None or b.accelerator_min is None:
+        return f", which ask for other samples ({basis})"
+    return ": see the figures at equal batch size"
 
 
 def _rules(one: Result, two: Result) -> list[str]:
