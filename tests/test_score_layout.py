@@ -173,7 +173,7 @@ def test_description() -> None:
     assert described() == []
     lacking = sorted(described(cooling=None, framework=None))
     assert lacking == [("fail", "description.cooling"), ("fail", "description.framework")]
-    assert described(accelerators_per_node=8) == [("warn", "description.accelerators_per_node")]
+    assert described(accelerators_per_node=8) == [("fail", "description.accelerators_per_node")]
     assert described(status="on sale") == [("fail", "description.status")]
     assert described(number_of_nodes="many") == [("warn", "description.number_of_nodes")]
     assert described(division="ajar") == [("warn", "description.division")]

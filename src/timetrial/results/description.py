@@ -31,10 +31,10 @@ def check_description(description: Mapping[str, Any], path: Path | None, rules: 
     for name in JOINED:
         value = description.get(name)
         if name in description and not isinstance(value, str):
-            asked = "a text: the official checker crashes on anything else"
+            asked = "a text: the official checkers crash on anything else, so that it cannot be submitted"
             change = f'write "{value}"' if isinstance(value, int | float) else "write a text"
             place = "mlperf-logging 4.1.68 system_desc_checker.py:87"
-            found.append(_finding("warn", name, f"{name} = {value!r}", asked, place, change, path))
+            found.append(_finding("fail", name, f"{name} = {value!r}", asked, place, change, path))
     for name in COUNTED:
         value = description.get(name)
         if value is not None and _whole(value) is None:

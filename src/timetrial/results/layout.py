@@ -7,6 +7,7 @@ seed_checker.py (lines named). Figures of a round come from its rule data.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from timetrial.results.tree import Entry
 
 PACKAGE = "mlperf-logging 4.1.68 package_checker.py"
+SEEDS = "mlperf-logging 4.1.68 seed_checker.py"
+SUMMARIZER = "mlperf-logging 4.1.68 result_summarizer.py"
+NO_TIME = frozenset(("no run_start", "clock ran backwards"))
+"""States of runs that are no runs at all; each has a finding of level fail of its own."""
 TEXT = "training_rules.adoc"
 NAME = re.compile(r"result_(\d+)\.txt")
 ENDED_EARLY = re.compile(
@@ -56,6 +61,8 @@ def check_result(entry: Entry, runs: Sequence[Run]) -> tuple[Finding, ...]:
     try:
         rules = ruleset.load(entry.round, name, division)
     except UserError as error:
+        if entry.unknown_round and not entry.round:
+            return tuple(found)  # the score says so
         asked, change = "a benchmark of a known round", "name the round"
         found.append(_finding("fail", "round", str(error), asked, "timetrial: rules/", change, entry.path))
         return tuple(found)
@@ -149,36 +156,87 @@ def _counts(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Findi
 
 
 def _compliant(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Finding]:
-    """How many runs missed the target, and how many broke another rule."""
-    missed = [run for run in runs if not run.converged]
-    bad = [run for run in runs if any(f.level == "fail" and not _early(f, run) for f in run.findings)]
+    """How many logs cannot be read, how many runs missed the target, and how many broke another rule."""
+    unread = [run for run in runs if run.broken]
+    whole = [run for run in runs if not run.broken]
+    bad = [run for run in whole if _broken_rules(run)]
+    untrue = [run for run in bad if run.converged and all(rule.endswith(".target") for rule in _broken_rules(run))]
+    missed = [run for run in whole if not run.converged and run.status not in NO_TIME]
     source = f"{TEXT}, Benchmark Results; {PACKAGE}:185"
-    asked = f"at most {rules.may_fail} that did not converge"
-    if len(missed) > rules.may_fail:
-        names = ", ".join(run.path.name for run in missed[:4])
-        found = f"{len(missed)} runs did not converge: {names}"
-        yield _finding("fail", "not_converged", found, asked, source, "run them again", entry.path)
-    elif missed and len(runs) > 1:
-        found = f"{len(missed)} run did not converge: {missed[0].path.name}"
-        yield _finding(
-            "note", "not_converged", found, f"{asked}, counted as the slowest", source, "nothing", entry.path
-        )
-    elif missed:
-        found = "the run did not converge"
-        yield _finding("fail", "not_converged", found, "the target reached", source, "train on", entry.path)
-    if bad:
-        rules_broken = sorted({f.rule for run in bad for f in run.findings if f.level == "fail" and not _early(f, run)})
-        found = f"{len(bad)} of {len(runs)} runs break rules: {', '.join(rules_broken[:6])}"
+    if unread:
+        yield _unread(unread, len(runs))
+    yield from _missed(entry, missed, len(runs), rules)
+    for run in untrue:
+        found = f"{run.path.name} says success, and no evaluation reached the target"
+        asked, change = "a status that the evaluations bear out", "let it say aborted, or train on"
+        if len(runs) > 1:
+            change += ": a run that owns up to having missed the target may be left out as the slowest"
+        yield _finding("fail", "compliance", found, asked, source, change, run.path)
+    others = [run for run in bad if run not in untrue]
+    if others:
+        broken = sorted({rule for run in others for rule in _broken_rules(run)})
+        found = f"{len(others)} of {len(runs)} runs break rules: {', '.join(broken[:6])}"
         asked = "every run within the rules"
         change = "see the findings of the runs"
-        yield _finding("fail", "compliance", found, asked, source, change, bad[0].path)
-    excused = len(bad) <= rules.may_fail and len(runs) > 1
-    if bad and excused and len({run.path for run in (*bad, *missed)}) <= rules.may_fail:
+        yield _finding("fail", "compliance", found, asked, source, change, others[0].path)
+    if bad and len(runs) > 1 and len({run.path for run in (*bad, *missed, *unread)}) <= rules.may_fail:
+        said = "says success without reaching the target" if untrue else "breaks a rule other than the target"
         yield Finding(
-            "note", "contradiction.one_bad_file", f"{len(bad)} run breaks a rule other than the target",
+            "note", "contradiction.one_bad_file", f"{len(bad)} run {said}",
             f"{TEXT}, Benchmark Results: a single run may miss the target; but {PACKAGE}:185 accepts "
             f"{rules.may_fail} file that breaks any rule", source, "followed: the rules' text", bad[0].path,
         )  # fmt: skip
+
+
+def _broken_rules(run: Run) -> list[str]:
+    """Rules that the run breaks and that it would not have by ending early alone; of `run.*` what was found."""
+    broken = (f for f in run.findings if f.level == "fail" and not _early(f, run))
+    return list(dict.fromkeys(f.found if f.rule.startswith("run.") else f.rule for f in broken))
+
+
+def _unread(unread: Sequence[Run], runs: int) -> Finding:
+    """Logs of which no official program can make a run: not the same as one that missed the target."""
+    reasons = [next(f for f in run.findings if f.level == "fail") for run in unread]
+    said = [f"{run.path.name}: {reason.found}" for run, reason in zip(unread, reasons, strict=True)]
+    found = f"{len(unread)} of {runs} logs cannot be read as they are: {'; '.join(said[:4])}"
+    asked = "every log whole: one that cannot be read is none that missed the target"
+    source = f"{SEEDS}:62-92 (such a log has no seed), {PACKAGE}:196"
+    return _finding("fail", "compliance", found, asked, source, reasons[0].change, unread[0].path)
+
+
+def _missed(entry: Entry, missed: Sequence[Run], runs: int, rules: Ruleset) -> Iterable[Finding]:
+    """Runs that count as not converged: those that say so, and those without a run_stop."""
+    if not missed:
+        return
+    source = f"{TEXT}, Benchmark Results; {PACKAGE}:185"
+    asked = f"at most {rules.may_fail} that did not converge"
+    cut = [run for run in missed if run.status == "no run_stop"]
+    said = f"{len(missed)} {'run' if len(missed) == 1 else 'runs'} did not converge"
+    if cut:
+        said = f"{len(missed)} {'run counts' if len(missed) == 1 else 'runs count'} as not converged"
+        source += f"; {SUMMARIZER}:122-155, 386-391"
+    found = f"{said}: {', '.join(map(_why_missed, missed[:4]))}"
+    if len(missed) > rules.may_fail and runs > 1:
+        yield _finding("fail", "not_converged", found, asked, source, "run them again", entry.path)
+    elif runs > 1:
+        yield _finding(
+            "note", "not_converged", found, f"{asked}, counted as the slowest", source, "nothing", entry.path
+        )
+    elif cut:
+        change = "let the run end, or get its whole log"
+        yield _finding("fail", "not_converged", "the run has no run_stop", "one run_stop", source, change, entry.path)
+    else:
+        found = "the run did not converge"
+        yield _finding("fail", "not_converged", found, "the target reached", source, "train on", entry.path)
+
+
+def _why_missed(run: Run) -> str:
+    """The log, and what is special about it."""
+    if run.status != "no run_stop":
+        return run.path.name
+    reached = run.quality is not None and not any(f.rule.endswith(".target") for f in run.findings)
+    though = ", though it reached the target: the official summarizer leaves it out too" if reached else ""
+    return f"{run.path.name} has no run_stop{though}"
 
 
 def _early(finding: Finding, run: Run) -> bool:
@@ -186,7 +244,20 @@ def _early(finding: Finding, run: Run) -> bool:
 
 
 def _seeds(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Finding]:
-    without = [run.path.name for run in runs if run.seed is None]
+    runs = [run for run in runs if not run.broken]  # those have a finding of their own
+    for run in runs:
+        if run.seeds_odd:
+            change = "log it with mllog, as a whole number"
+            found, asked = f"{run.path.name}: {run.seeds_odd}", "a whole number, and where it was logged"
+            yield _finding(rules.seeds, "seed", found, asked, f"{SEEDS}:62-79", change, run.path)
+        several = [record for record, times in Counter(run.seeds).items() if times > 1]
+        if several:
+            file, line, seed = several[0]
+            times = run.seeds.count(several[0])
+            found = f"seed {seed} is logged {times} times in {run.path.name}, by {file}:{line}"
+            asked = "each seed once: the official checker takes the second for that of another run"
+            yield _finding("fail", "seed", found, asked, f"{SEEDS}:81-113", "let one process log it, once", run.path)
+    without = [run.path.name for run in runs if run.seed is None and not run.seeds_odd]
     if without:
         names = ", ".join(without[:4])
         change = "log the seed of each run with mllog, key `seed`"
@@ -198,15 +269,18 @@ def _seeds(entry: Entry, runs: Sequence[Run], rules: Ruleset) -> Iterable[Findin
                 f"{TEXT}, Random numbers: seeds from v4.1 on; but {PACKAGE}:196 asks for them in every round from 1.0",
                 rules.seeds_source, "followed: the rules' text", entry.path,
             )  # fmt: skip
-    taken: dict[int, str] = {}
+    taken: dict[tuple[str, str, int], str] = {}
     for run in runs:
         if run.seed is None:
             continue
-        if run.seed in taken:
-            found = f"seed {run.seed} in {taken[run.seed]} and {run.path.name}"
+        # the first seed wherever it was logged, any other by the line that logged it
+        records = {("", "", run.seed), *run.seeds}
+        if again := sorted(records & taken.keys()):
+            found = f"seed {again[0][2]} in {taken[again[0]]} and {run.path.name}"
             asked, change = "a seed of its own in each run", "run one of them again with another seed"
             yield _finding("fail", "seed", found, asked, rules.seeds_source, change, run.path)
-        taken.setdefault(run.seed, run.path.name)
+        for record in records:
+            taken.setdefault(record, run.path.name)
 
 
 def _tree(entry: Entry, runs: Sequence[Run], rules: Ruleset, division: str) -> Iterable[Finding]:

@@ -84,7 +84,8 @@ class Run:
     converged: bool
     """run_stop says success (and the log is whole)."""
     status: str
-    """success, aborted, or why there is none: `no run_stop`, `no run_start`, `unreadable`."""
+    """success, aborted, or why there is none: `no run_stop`, `no run_start`, `no status`, `clock ran backwards`,
+    `log is broken` (some line is no event), `unreadable`."""
     time_min: float | None
     """run_stop - run_start, minutes; None where either is missing."""
     samples: float | None
@@ -109,6 +110,10 @@ class Run:
     """Between two evaluations, in the unit of `samples`; the median."""
     broken: bool = False
     """The official reader would refuse the log: some line of it is no event."""
+    seeds: tuple[tuple[str, str, int], ...] = ()
+    """(source file, line in it, seed) of each `seed` event, in file order."""
+    seeds_odd: str = ""
+    """Why the official seed checker can make nothing of one of them; empty where it can."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +155,13 @@ class RunTime:
     """All steps over twice the median after the first ones."""
     flops_basis: str = ""
     """How FLOPs of a sample were counted, and whether causal attention is halved; else why there are none."""
+    doubt: str = ""
+    """Why parts, steps and rates of this log cannot be told, in one sentence; empty where they can."""
 
 
 @dataclass(frozen=True)
 class Convergence:
     """The reference-convergence test of one result (mlperf-logging rcp_checker)."""
-    doubt: str = ""
-    """Why parts, steps and rates of this log cannot be told, in one sentence; empty where they can."""
 
     passed: bool | None
     """None where the round has no reference for the benchmark."""

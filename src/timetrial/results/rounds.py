@@ -19,6 +19,8 @@ from timetrial.results import ruleset as rules
 FIRST = (4, 0)
 NAME = re.compile(r"(?:v?|.*(?:training|results|round)[_-]v?)(\d)\.(\d)(?:\.0)?", re.ASCII)
 """v5.0, 5.0, 5.0.0, training_results_v5.0, training_5.0.0 ..."""
+ANY = re.compile(r"(?:v|.*(?:training|results|round)[_-]v?)(\d+)\.(\d+)(?:\.0)?", re.ASCII)
+"""The same of any round, those that are not known here among them."""
 ENDS = ((5, "v4.0", 2024), (11, "v4.1", 2024), (5, "v5.0", 2025), (11, "v5.1", 2025), (6, "v6.0", 2026))
 """(last month of logs, round, year): results came out in June 2024, November 2024, June 2025, November 2025 and June
 2026 (mlcommons.org announcements); later logs are taken for the newest round."""
@@ -78,6 +80,18 @@ def in_path(path: Path) -> str:
         match = NAME.fullmatch(part)
         if match and f"v{match[1]}.{match[2]}" in rounds():
             return f"v{match[1]}.{match[2]}"
+    return ""
+
+
+def unknown_in_path(path: Path) -> str:
+    """The directory above (or the path itself) that is named after a round for which there are no rules: v7.0, v3.1.
+
+    The nearest that has a round's name decides. A bare `1.2` is any version, and none.
+    """
+    for part in reversed(path.parts):
+        match = ANY.fullmatch(part)
+        if match:
+            return "" if f"v{match[1]}.{match[2]}" in rounds() else part
     return ""
 
 

@@ -50,16 +50,18 @@ def run_of(log: RunLog, entry: Entry | None = None) -> Run:
         _add(findings, "fail", "clock", lines, "a run_stop after its run_start", "check the clock", log, stop)
         time_min, status = None, "clock ran backwards"
     samples, quality = _convergence(log, benchmark, findings)
-    seed = log.first("seed")
+    seeds, seeds_odd = _seeds(log)
+    if broken and status == "success":
+        status = "log is broken"
     return Run(
         path=log.path,
         converged=status == "success" and not broken,
-        status="unreadable" if broken and not log.events else status,
+        status=status,
         time_min=time_min,
         samples=samples if _last_status(log) == "success" else None,
         quality=quality,
         gbs=whole(keys.get("global_batch_size")),
-        seed=whole(seed.value) if seed else None,
+        seed=seeds[0][2] if seeds else None,
         findings=tuple(findings),
         keys=keys,
         benchmark=benchmark,
@@ -67,6 +69,8 @@ def run_of(log: RunLog, entry: Entry | None = None) -> Run:
         stop_ms=stop.time_ms if stop else None,
         eval_every=_eval_every(log, benchmark),
         broken=broken,
+        seeds=seeds,
+        seeds_odd=seeds_odd,
     )
 
 
@@ -85,6 +89,23 @@ def whole(value: Any) -> int | None:
     """A whole number, 256 or 256.0, or None."""
     exact = number(value)
     return int(value) if exact is not None and exact == int(exact) else None
+
+
+def _seeds(log: RunLog) -> tuple[tuple[tuple[str, str, int], ...], str]:
+    """(file, line, seed) of each seed, as the official seed checker takes them (seed_checker.py:62-79), and what is
+    wrong with the first that it can make nothing of."""
+    seeds, odd = [], ""
+    for event in log.all("seed"):
+        lacking = [name for name in ("file", "lineno") if name not in event.metadata]
+        try:
+            seed = int(event.value)
+        except (TypeError, ValueError, OverflowError):
+            odd = odd or f"seed {str(event.value)[:40]!r} is no whole number"
+            continue
+        if lacking:
+            odd = odd or f"seed {seed} without {' and '.join(lacking)} in its metadata"
+        seeds.append((str(event.metadata.get("file")), str(event.metadata.get("lineno")), seed))
+    return tuple(seeds), odd
 
 
 def _start_stop(log: RunLog, findings: list[Finding]) -> tuple[LogEvent | None, LogEvent | None]:

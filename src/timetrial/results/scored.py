@@ -60,7 +60,8 @@ def _score(entry: Entry, progress: Progress | None, official: Official | None) -
         run = run_of(log, entry)
         benchmark = benchmark_of(entry, [run])
         if not known.round and benchmark:
-            round_, guessed = round_of(entry, benchmark, [run])
+            round_, said_ = round_of(entry, benchmark, [run])
+            guessed = said_ if round_ else None  # where there is none, `score` says so
             known = dataclasses.replace(entry, round=round_, round_source="guess" if round_ else "")
         if log.events:
             division = division_of(entry, [run])

@@ -5,8 +5,9 @@ four each), a run that did not converge counts as the slowest, the rest's mean i
 scaling.json. Where the official arithmetic gives no score (too few runs, too many that did not converge), there is
 none here.
 
-Where scaling.json is missing the factor is the one that the convergence test computes, since the official package
-checker writes just that (rcp_checker.py:460-496); all published results agree with it.
+The factor is the one that the convergence test computes wherever there is a reference point, since the official package
+checker writes just that, over what stood in scaling.json before (rcp_checker.py:460-496); all published results agree
+with it. Without a test (open division, no reference) it is that of scaling.json.
 """
 
 from __future__ import annotations
@@ -46,9 +47,15 @@ def benchmark_of(entry: Entry, runs: Sequence[Run]) -> str:
 
 
 def round_of(entry: Entry, benchmark: str, runs: Sequence[Run]) -> tuple[str, Finding | None]:
-    """The round, and a note where it was guessed."""
+    """The round, and a note where it was guessed; none, and a failure, where the path names one without rules."""
     if entry.round:
         return entry.round, None
+    mlperf = "mlperf-logging 4.1.68 benchmark_meta.py"
+    if entry.unknown_round and not benchmark.endswith(MINI) and entry.preset != "mini":
+        found = f"the directory {entry.unknown_round} is of a round without rules here, so that there is no score"
+        asked = f"one of {', '.join(rounds.rounds())}"
+        change = "name the round whose rules hold with --round, or add its rules (docs/score-rules.md)"
+        return "", _finding("fail", "unknown_round", found, asked, mlperf, change, entry.path)
     start = next((run.start_ms for run in runs if run.start_ms is not None), None)
     guessed = rounds.guess(benchmark.removesuffix(MINI), start)
     if guessed:
@@ -56,9 +63,7 @@ def round_of(entry: Entry, benchmark: str, runs: Sequence[Run]) -> tuple[str, Fi
     else:
         found, change = f"no round in the path, and none has {benchmark or 'this benchmark'}", "name it with --round"
     asked = "a directory such as v5.0 or training_results_v5.0 above, or --round"
-    return guessed, _finding(
-        "note", "round", found, asked, "mlperf-logging 4.1.68 benchmark_meta.py", change, entry.path
-    )
+    return guessed, _finding("note", "round", found, asked, mlperf, change, entry.path)
 
 
 def division_of(entry: Entry, runs: Sequence[Run]) -> str:
@@ -117,6 +122,7 @@ def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> 
         asked = "the reference's convergence"
         findings.append(_finding("fail", "convergence", tested.why, asked, source, change, entry.path))
     tested, factor = _factor(entry, tested, unscaled, findings)
+    judged = bool(round_) or not (guessed and guessed.level == "fail")
     accelerators, nodes = size_of(entry)
     description = entry.description or {}
     result = Result(
@@ -130,7 +136,7 @@ def score(entry: Entry, runs: Sequence[Run], refused: Collection[Path] = ()) -> 
         accelerators=accelerators,
         nodes=nodes,
         gbs=gbs,
-        score_min=unscaled * factor if unscaled is not None and factor is not None and consistent else None,
+        score_min=unscaled * factor if unscaled is not None and factor is not None and consistent and judged else None,
         unscaled_min=unscaled if consistent else None,
         runs=_dropped(runs, counted, rejected, mini),
         convergence=tested,
@@ -219,10 +225,11 @@ def _factor(
     if entry.scaling is None:  # the tree has a finding
         return tested, None
     known = tested is not None and tested.reference_mean is not None
-    if known and abs(entry.scaling - computed) > SAME * computed:
-        found = f"scaling.json says {entry.scaling:.6f}, the logs {computed:.6f}; the score follows scaling.json"
-        change = "let the official package checker write scaling.json again"
-        findings.append(_finding("warn", "scaling", found, "the same", source, change, entry.scaling_path))
+    if known and abs(entry.scaling - computed) > SAME * computed:  # the package checker writes the file anew
+        found = f"scaling.json is stale: it says {entry.scaling:.6f}, and the logs come to {computed:.6f}"
+        change = "let the official package checker write it again; the score is by the logs, as it will be then"
+        findings.append(_finding("warn", "scaling", found, f"{computed:.6f}", source, change, entry.scaling_path))
+        return tested, computed
     if tested is not None:
         tested = dataclasses.replace(tested, scaling_factor=entry.scaling, scaling_source="scaling.json")
     return tested, entry.scaling

@@ -50,7 +50,7 @@ class Entry:
     round: str = ""
     """v5.0; empty where neither path nor user says."""
     round_source: str = ""
-    """given, path or config.json; empty with an empty round."""
+    """given, path, config.json or guess; empty with an empty round."""
     organization: str = ""
     system: str = ""
     benchmark: str = ""
@@ -70,6 +70,8 @@ class Entry:
     preset: str = ""
     """official or mini for a run of `timetrial train`; else empty."""
     findings: tuple[Finding, ...] = field(default=())
+    unknown_round: str = ""
+    """Directory above that is named after a round without rules; `round` is then empty."""
 
 
 def find(paths: Iterable[Path], round_: str = "") -> list[Entry]:
@@ -152,16 +154,17 @@ def _walk(
             notes.append(_finding("fail", "unreadable", error.strerror or "cannot be read", asked, change, here))
             continue
         logs = sorted((Path(item.path) for item in names if PATTERN.fullmatch(item.name)), key=_number)
-        packed = [item.name for item in names if COMPRESSED.fullmatch(item.name)]
-        if packed:
-            found, change = f"{len(packed)} compressed logs, {packed[0]} ...", "unpack them"
-            level: Level = "warn" if logs else "fail"
-            notes.append(_finding(level, "compressed", found, "result_N.txt", change, here))
+        packed = [Path(item.path) for item in names if COMPRESSED.fullmatch(item.name)]
+        if packed and not logs:
+            notes.append(_packed(packed, here))
         children = [item for item in names if not PATTERN.fullmatch(item.name) and _is_directory(item)]
         if logs:
             others = [Path(item.path) for item in names if not PATTERN.fullmatch(item.name)]
             kind: Literal["run", "benchmark"] = "run" if (here / "config.json").is_file() else "benchmark"
-            yield _entry(here, kind, tuple(logs), tuple(others), given)
+            only = [path for path in packed if path.with_suffix("") not in logs]
+            odd = (_packed(only, here),) if only else ()
+            others = [path for path in others if path not in only]
+            yield _entry(here, kind, tuple(logs), tuple(others), given, odd)
         elif here.parent.parent.name == "results" and here.name in rounds.known_benchmarks() and not children:
             asked, change = "result_0.txt, result_1.txt, ...", "put the logs there or remove the directory"
             yield _entry(here, "problem", (), (), given, (_finding("fail", "no_logs", "no logs", asked, change, here),))
@@ -176,6 +179,14 @@ def _walk(
         chain = (*parents, identity)
         stack += [(Path(item.path), chain) for item in reversed(below) if not item.is_symlink()]
         linked += [(Path(item.path), chain) for item in below if item.is_symlink()]
+
+
+def _packed(packed: list[Path], here: Path) -> Finding:
+    """Logs that no program reads as they are."""
+    one = len(packed) == 1
+    names = ", ".join(path.name for path in packed[:4])
+    found = f"{names} is compressed, and was not read" if one else f"{len(packed)} compressed logs, not read: {names}"
+    return _finding("fail", "compressed", found, "result_N.txt", "unpack it" if one else "unpack them", here)
 
 
 def _is_directory(item: os.DirEntry[str]) -> bool:
@@ -214,20 +225,22 @@ def _entry(
     directory = where.parent if kind == "log" else where
     in_tree = directory.parent.parent.name == "results"
     odd = list(findings)
-    round_, source, preset = given, "given" if given else "", ""
+    round_, source, preset, unknown = given, "given" if given else "", "", ""
     if not round_:
-        round_ = rounds.in_path(directory.parents[2] if in_tree else directory)  # systems have versions too
+        above = directory.parents[2] if in_tree else directory  # systems have versions too
+        round_, unknown = rounds.in_path(above), rounds.unknown_in_path(above)
+        if unknown:
+            round_ = ""
         source = "path" if round_ else ""
-    config = _json(directory / "config.json", odd) if kind == "run" else None
+    config = _json(directory / "config.json", odd) if _is_file(directory / "config.json") else None
     if isinstance(config, dict):
         preset = str(config.get("preset") or "")
         if not given and config.get("round") in rounds.rounds():
-            round_, source = config["round"], "config.json"
+            round_, source, unknown = config["round"], "config.json", ""
     description, description_path = None, None
     if in_tree:
         description_path = directory.parents[2] / "systems" / f"{directory.parent.name}.json"
-        read = _json(description_path, odd, missing=True)
-        description = read if isinstance(read, dict) else None
+        description = _description(description_path, odd)
     scaling_path = directory / "scaling.json"
     is_there = kind != "log" and _exists(scaling_path)
     own = {"scaling.json", "power", "package_checker_params"} if kind == "benchmark" else set()
@@ -248,6 +261,7 @@ def _entry(
         others=tuple(other for other in others if other.name not in own) if kind == "benchmark" else (),
         preset=preset,
         findings=tuple(odd),
+        unknown_round=unknown,
     )
 
 
@@ -256,6 +270,13 @@ def _power(directory: Path) -> tuple[Path, ...]:
         return tuple(sorted((directory / "power").glob("result_*/*.txt")))
     except OSError:
         return ()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _exists(path: Path) -> bool:
@@ -284,6 +305,21 @@ def _json(path: Path, odd: list[Finding], missing: bool = False) -> Any:
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         odd.append(_finding("fail", "json", f"{path.name}: {words}", asked, "mend the file", path))
         return None
+
+
+def _description(path: Path, odd: list[Finding]) -> dict[str, Any] | None:
+    """A system's description; a finding and None where there is none, or where it is no object."""
+    before = len(odd)
+    values = _json(path, odd, missing=True)
+    if isinstance(values, dict):
+        return values
+    if len(odd) == before:
+        kind = {list: "a list", str: "a text", type(None): "null", bool: "true or false"}.get(type(values), "a number")
+        found = f"{path.name} holds {kind}, so that every field is missing"
+        asked, change = "an object with the fields of a system description", "write the fields: {...}"
+        source = "mlperf-logging 4.1.68 system_desc_checker.py:39-85"
+        odd.append(Finding("fail", "tree.description", found, asked, source, change, path))
+    return None
 
 
 def _scaling(path: Path, odd: list[Finding]) -> float | None:
