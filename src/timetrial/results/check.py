@@ -22,6 +22,8 @@ from timetrial.results.ruleset import MINI, Contradiction, Rule, Ruleset
 __all__ = ["check_result", "check_run", "refused", "verdict"]
 
 MINI_SUFFIX = "_mini"
+NOT_REACHED = frozenset(("no eval_start", "no eval_stop", "no eval_accuracy"))
+"""What a mini run that was stopped early has not come to."""
 SHOWN = 120
 """Characters of a value that a finding shows."""
 
@@ -132,7 +134,18 @@ def judge(log: RunLog, rules: Ruleset) -> tuple[Finding, ...]:
     for c in rules.contradictions:
         if c.rule is not None:
             found += _differing(c, tallies, prefix, log)
+    size = log.last("global_batch_size")
+    if rules.round != MINI and size is not None and not isinstance(size.value, int | float):
+        found = [f for f in found if f.rule != f"{prefix}evaluation_points"]  # no telling; `check_result` says why
+    if rules.round == MINI and _stopped(log):  # what comes after its last step is not asked of it
+        found = [f for f in found if f.found not in NOT_REACHED]
     return tuple(found)
+
+
+def _stopped(log: RunLog) -> bool:
+    """Whether the run says that it ended before its time."""
+    stop = log.last("run_stop")
+    return stop is not None and stop.metadata.get("status") == "aborted"
 
 
 # ---- the walk ----------------------------------------------------------------------------------------------

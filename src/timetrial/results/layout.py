@@ -117,6 +117,16 @@ def _alike(entry: Entry, runs: Sequence[Run], names: set[str]) -> Iterable[Findi
         yield _finding(
             "fail", "global_batch_size", found, "one global batch size", rcp, "submit runs of one", entry.path
         )
+    for run in runs:
+        size = run.keys.get("global_batch_size")
+        if size is not None and run.gbs is None:
+            found = f"global_batch_size = {str(size)[:40]!r} in {run.path.name} is no whole number"
+            asked = "an integer: the official convergence checker compares it with its reference points"
+            change = (
+                f"log an integer{f': {size.strip()}' if isinstance(size, str) and size.strip().isdecimal() else ''}"
+            )
+            yield _finding("fail", "global_batch_size", found, asked, rcp, change, run.path)
+    runs = [run for run in runs if not run.broken]  # keys that those lack are no wonder
     keys = sorted({key for run in runs for key in run.keys if HYPERPARAMETERS.fullmatch(key)})
     for key in keys:
         values = list(dict.fromkeys(_hashable(run.keys[key]) for run in runs if key in run.keys))

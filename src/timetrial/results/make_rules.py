@@ -107,8 +107,17 @@ def make(round_: str, root: Path = RULES) -> list[Path]:
         for entry in text.get(kind, []):
             here = benchmark in entry["benchmarks"] and round_ in entry["rounds"]
             if here:
-                found.append({k: v for k, v in entry.items() if k not in ("benchmarks", "rounds")})
+                taken = {k: v for k, v in entry.items() if k not in ("benchmarks", "rounds")}
+                found.append({k: v.replace("{common}", common_of(entry.get("key"))) if isinstance(v, str) else v
+                              for k, v in taken.items()})  # fmt: skip
         return found
+
+    def common_of(key: str | None) -> str:
+        """Where this round's common rules ask for a key."""
+        line = next((f":{rule['line']}" for rule in in_common if rule["key"] == key), "")
+        return f"{VERSION} compliance_checker/{rules.name}/common.yaml{line}"
+
+    in_common = read(rules / "common.yaml")
 
     common: Table = {
         "round": {
@@ -124,7 +133,7 @@ def make(round_: str, root: Path = RULES) -> list[Path]:
             **_description(directory().parent / "system_desc_checker" / "system_desc_checker.py"),
             "status_level": "warn" if round_ == "v4.0" else "fail",  # its condition means v4.1 on, and takes v4.0 too
         },
-        "common": read(rules / "common.yaml"),
+        "common": in_common,
         "closed": read(rules / "closed_common.yaml"),
         "open": read(rules / "open_common.yaml"),
         "text": chosen("text", "*"),

@@ -187,7 +187,8 @@ class _Reader:
     def _block(self, block: bytes, whole: bool) -> None:
         nul = block.count(b"\x00")
         if nul:
-            self.odd.add("nul", "warn", "NUL bytes", self.line, nul)
+            first = self.line + block.count(b"\n", 0, block.find(b"\x00"))
+            self.odd.add("nul", "warn", "NUL bytes", first, nul)
         counted, position = 0, block.find(MARK)
         while position >= 0:
             end = block.find(b"\n", position)
