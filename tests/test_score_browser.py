@@ -41,6 +41,8 @@ addEventListener("load", () => {
       .map(e => parseFloat(getComputedStyle(e).fontSize))),
     dots: all.filter(e => e.matches(".runs .dot")).map(e => [e.className, ...box(e), ...box(e.parentElement)]),
     stacks: all.filter(e => e.matches(".stack")).map(e => [...e.children].map(c => c.getBoundingClientRect().width)),
+    figures: all.filter(e => e.matches("#sides td.number")).map(e => [e.dataset.label, ...box(e)]),
+    words: all.filter(e => e.matches(".rows .words")).map(e => box(e)),
     fills: all.filter(e => e.matches(".fill")).map(e => e.getBoundingClientRect().width),
   }, "*");
 });
@@ -129,6 +131,12 @@ def test_a_comparison_is_laid_out_to_be_read(chromium: str, tmp_path: Path) -> N
     found = visit(chromium, compare_page.page(compare(sides)), tmp_path)
     assert len(found[PHONE[0]]["fills"]) == 5 * (len(sides) - 1)
     assert max(found[DESK[0]]["fills"]) > 100
+    for width, probe in found.items():  # no figure is left out, and none stands outside of the window
+        assert [label for label, *_ in probe["figures"]] == [*compare_page.COLUMNS] * len(sides)
+        assert all(0 <= left < right <= width and bottom > top for _, left, top, right, bottom in probe["figures"])
+        assert len(probe["words"]) == len(found[DESK[0]]["words"]) > 0
+    lines = [top for _, _, top, _, _ in found[PHONE[0]]["figures"]]
+    assert lines == sorted(set(lines)), "one below the other"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def test_runs_and_parts_are_painted_in_the_colours_of_the_scheme(
     path, shot = tmp_path / "page.html", tmp_path / "shot.png"
     path.write_text(score_page.page([result(tmp_path)]), encoding="utf-8")
     setting = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-    done = start(chromium, tmp_path / "profile", path, (1400, 6000), setting, f"--screenshot={shot}")
+    done = start(chromium, tmp_path / "profile", path, (1400, 8000), setting, f"--screenshot={shot}")
     assert re.findall(r":CONSOLE.*", done.stderr) == []
     pixels = np.rint(matplotlib.image.imread(shot)[..., :3] * 255).astype(int)
     for color in colors:  # training, evaluation, dots, a level of failure

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -271,6 +272,91 @@ def test_text_of_a_log_cannot_command_the_terminal(capsys: pytest.CaptureFixture
     assert "red" in out
 
 
+@needs_logs
+def test_advice_has_all_digits(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    """What it asks for keeps the rule when it is followed."""
+    log = copy / "result_3.txt"
+    lines = log.read_text().splitlines(True)
+
+    def changed(key: str, value: str) -> None:
+        for i, line in enumerate(lines):
+            if f'"key": "{key}"' in line:
+                lines[i] = re.sub(r'"value": [^,]+,', f'"value": {value},', line, count=1)
+        log.write_text("".join(lines))
+
+    changed("opt_learning_rate_decay_steps", "1199000")
+    out, _ = run(capsys, "score", copy, "--no-official", code=1)
+    advised = re.search(r"run with opt_learning_rate_decay_steps .* = (\S+)", out)
+    assert advised is not None
+    assert advised[1] == "1199872"
+    changed("opt_learning_rate_decay_steps", advised[1])
+    run(capsys, "score", copy, "--no-official")
+
+
+@needs_logs
+def test_a_sum_of_warnings_says_what_was_found_and_asked(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    log = copy / "result_3.txt"
+    log.write_text(log.read_text().replace('"status": "success"', '"status": "aborted"'))
+    shutil.copytree(LOGS / "v5.0" / "QCT", copy.parents[4] / "v5.0" / "QCT")
+    out, _ = run(capsys, "score", copy.parents[4], "--no-official")
+    words = " ".join(out.partition("Warnings, which")[2].split())
+    assert "run.not_converged 1 result run_stop says aborted; asked is success" in words
+
+
+@needs_logs
+def test_notes_name_both_sides_of_a_contradiction(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    log = copy / "result_3.txt"
+    log.write_text(log.read_text().replace('"status": "success"', '"status": "aborted"'))
+    words = " ".join(run(capsys, "score", copy, "--no-official")[0].split())
+    note = words.partition("note contradiction.run_status")[2]
+    for part in (
+        *("found run_stop with metadata.status = 'aborted': fails by what is followed", "asked training_rules.adoc"),
+        *("; but mlperf-logging", "change followed: the rules' text", "rule training_rules.adoc, Quality measure"),
+    ):
+        assert part in note, part
+    assert "run_stop = None" not in words
+
+
+@needs_logs
+def test_our_count_stands_apart_from_the_checkers_words(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    log = copy / "result_3.txt"
+    log.write_text(
+        log.read_text().replace('"opt_adamw_epsilon", "value": 1e-05', '"opt_adamw_epsilon", "value": 1e-08')
+    )
+    page = copy / "page.html"
+    out, _ = run(capsys, "score", copy, "--html", page, code=1)
+    ours, _, quoted = " ".join(out.partition("Official checker (")[2].split()).partition(" Word for word: ")
+    assert "9 of 10 logs pass its check of compliance, as Timetrial counts them; the result does not stand" in ours
+    for checker in ("packages", "seeds", "system descriptions"):
+        assert checker in ours.partition("Not asked were")[2]
+    assert quoted.startswith("result_3.txt: CHECK for 'opt_adamw_epsilon' failed")
+    assert "SUCCESS" not in out
+    html = page.read_text()
+    assert html.index("9 of 10 logs pass") < html.index("Not asked were") < html.index("Word for word")
+    assert "SUCCESS" not in html
+    told = json.loads(run(capsys, "score", copy, "--json", code=1)[0])[0]
+    assert told["official"][0] == "9 of 10 logs pass"
+
+
+@needs_logs
+def test_figures_of_interleaved_logs_are_not_told(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    log = copy / "result_3.txt"
+    pairs = zip(log.read_text().splitlines(), (copy / "result_4.txt").read_text().splitlines(), strict=False)
+    log.write_text("".join(f"{one}\n{other}\n" for one, other in pairs))
+    page = copy / "page.html"
+    out = " ".join(run(capsys, "score", copy, "--no-official", "--html", page, code=1)[0].split())
+    doubt = "result_3.txt: The log has lines of several runs (2 times run_start, 110.9 min apart)"
+    assert doubt in out
+    assert doubt in page.read_text()
+    told = json.loads(run(capsys, "score", log, "--no-official", "--json", code=1)[0])[0]
+    time = told["runs"][0]["time"]
+    assert [time[name] for name in ("train_s", "eval_s", "gap_s", "step_s", "samples_per_s", "mfu")] == [None] * 6
+    assert time["doubt"].endswith("figures taken from it mean nothing.")
+    alone = run(capsys, "score", log, "--no-official", code=1)[0]
+    assert "training  " not in alone
+    assert "The log has lines of several runs" in alone
+
+
 # ---- runs of ours ------------------------------------------------------------------------------------------
 
 
@@ -331,7 +417,9 @@ def test_announced_figures_come_out(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = run(capsys, "compare", base, other)
     assert err == ""
     assert "per accelerator   2.222x" in out
-    assert "different batch sizes, 1,152 and 896" in out
+    words = " ".join(out.split())
+    assert "- B over A: different batch sizes, 1,152 and 896, which ask for as many samples (v5.0's reference" in words
+    assert "see the figures at equal batch size" not in out
     told = json.loads(run(capsys, "compare", base, other, "--json")[0])
     assert told["pairs"][0]["per_accelerator"] == pytest.approx(2.2224, abs=1e-4)
     rows = list(csv.DictReader(io.StringIO(run(capsys, "compare", base, other, "--csv")[0])))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from timetrial.errors import UserError
+from timetrial.report import compare_text
 from timetrial.results.comparison import DOUBTFUL, Comparison, Pair, compare, parse, scaling_table
 from timetrial.results.lookup import one, published, table
 from timetrial.results.records import Convergence, Result, Run, RunTime
@@ -324,3 +325,38 @@ def test_the_document_tells_what_the_comparison_says() -> None:
             assert f"{factor:.1f}x" == announced
         else:
             assert f"{math.floor(100 * factor)} %" == announced
+
+
+def test_warnings_name_their_pair_and_point_to_figures_that_exist() -> None:
+    compared = compare(published("v5.0/*/llama31_405b?accelerator=GB200"))
+    batches = {found.own: line for found in compared.pairs for line in found.warnings if "batch sizes" in line}
+    shown = compare_text.warnings(compared)
+    assert len(batches) == 2
+    for found in compared.pairs:
+        has = any("at equal batch size" in label for label, _, _ in compare_text.figures(found))
+        assert ("see the figures at equal batch size" in batches[found.own]) == has
+        assert f"{compare_text.letter(found.own)} over A: {batches[found.own]}" in shown
+    assert [row.own for row in compared.pairs if row.equal_batch_per_accelerator == row.per_accelerator] == [1]
+    large = dataclasses.replace(one(GB200_405B), gbs=20_000)
+    (found,) = compare([one(H100_405B), large]).pairs
+    assert any("no figures at equal batch size: batch size 20,000 is above" in line for line in found.warnings)
+    without = dataclasses.replace(one(GB200_405B_2496), score_min=None)
+    (found,) = compare([one(H100_405B), without]).pairs
+    assert not any("see the figures" in line for line in found.warnings)
+
+
+def test_the_same_warning_of_several_is_told_once() -> None:
+    compared = compare([one(H100_405B), *[own_result()] * 9])
+    told = compare_text.warnings(compared)
+    assert "B, C, D, E, F, G and 3 more: unverified, not reviewed by MLCommons" in told
+    assert any(line.startswith("all 9 over A: ") and "is unverified" in line for line in told)
+    two = compare_text.warnings(compare([one(H100_405B), own_result(), own_result()]))
+    assert "B and C: unverified, not reviewed by MLCommons" in two
+
+
+def test_nothing_to_compare_is_one_line() -> None:
+    assert compare_text.nothing(both(H100_LORA, GB200_SD)).startswith("nothing to compare: different benchmarks, ")
+    assert compare_text.nothing(both(H100_LORA, GB200_SD, GB200_LORA)) == "", "one of the two can be compared"
+    mini = compare_text.nothing(compare([one(H100_405B), own_result("mini")]))
+    assert "mini preset" in mini
+    assert "\n" not in mini

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import statistics
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from score_events import event, log
-from timetrial.results.breakdown import explain, run_time
+from timetrial.results.breakdown import explain, figure, run_time
 from timetrial.results.intervals import parts
 from timetrial.results.margin import (
     convergence_sentence,
@@ -281,6 +282,32 @@ def test_values_that_are_no_numbers() -> None:
     assert time.step_s is None
     assert time.step_source.startswith("none")
     assert explain(time)
+
+
+def test_numbers_are_written_in_full_and_the_basis_apart() -> None:
+    time = run_of([1.0] * 8)
+    large = dataclasses.replace(time, samples_per_s=16_708_912.0, tflops_per_accelerator=186_631.4, step_s=1.0)
+    text = explain(large, energy=Energy(8.4e11, 1.2e8, 1, "meter"))
+    assert "16,709,000 samples/s while training." in text
+    assert any(line.startswith("186,631 model TFLOP/s per accelerator, MFU ") and len(line) < 70 for line in text)
+    assert any(line.startswith("MFU is of the dense bf16 peak, 989.5 TFLOP/s") for line in text)
+    assert any(line.startswith("Model FLOPs: 421.59 TFLOP a sample") for line in text)
+    assert "Energy 233,300 kWh, 120,000 kW on average over 1 run." in text
+    assert not any("e+" in line for line in text)
+    assert [figure(x) for x in (0.5, 1234.5, 0.012345)] == ["0.5", "1,234", "0.01235"]  # halves go to even
+
+
+def test_a_log_of_several_runs_has_no_parts() -> None:
+    def starts(apart: float) -> RunTime:
+        body = [event(0, "run_start"), event(apart, "run_start"), event(apart, "block_start")]
+        return run_time(log(*body, event(500, "block_stop"), event(500, "run_stop")), "llama31_8b", 8, "")
+
+    ranks, several = starts(3), starts(300)
+    assert (ranks.doubt, ranks.train_s) == ("", 497)
+    assert (several.train_s, several.steps, several.samples_per_s) == (None, None, None)
+    assert several.total_s is not None
+    assert explain(several) == [several.doubt]
+    assert "2 times run_start, 5 min apart" in several.doubt
 
 
 # ---- margins -------------------------------------------------------------------------------------------------
