@@ -49,9 +49,9 @@ class Space:
     """Tokens of a sample on one context-parallel rank."""
     most_vp: int = 16
     most_mbs: int = 8
-    offload: float = 0.1
+    offload: float = 0.0
     """Activations beyond an accelerator's memory that a plan may have, as a share of that memory. They go to the host
-    or are computed again, at no cost in the step; published entries do so with up to 6 %. 0 for none."""
+    or are computed again, at no cost in the step."""
 
 
 @dataclass(frozen=True)
