@@ -196,7 +196,7 @@ def _headline(result: Result) -> list[dict[str, str]]:
             add("Evaluations of margin", f"{abs(tested.evals_to_fastest):.1f}", f"{side} than the fastest allowed")
     if (run := typical(result)) is not None and (time := run.time) is not None:
         if time.step_s is not None:
-            steps = f"median of {time.steps:,} steps" if time.steps else "median"
+            steps = f"{time.step_kind} of {time.steps:,} steps" if time.steps else time.step_kind
             add("Step time", text.duration(time.step_s), steps)
         if time.samples_per_s is not None:
             add("Throughput", text.significant(time.samples_per_s, 4), "samples/s while training")

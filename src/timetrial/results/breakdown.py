@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from timetrial.results.intervals import parts
 from timetrial.results.margin import convergence_sentence, quality_sentence
 from timetrial.results.model_flops import ModelFlops, Peak, model_flops, peak, peaks
@@ -10,6 +12,10 @@ from timetrial.results.steps import FIRST, count_of, step_times
 
 FORMAT_KEY = "lowest_numerical_precision_in_linear"
 """Format of linear layers, in logs of v6.1 and later."""
+LOW = ("nvfp4", "mxfp4", "fp4", "mxfp6", "fp6", "mxfp8", "fp8")
+"""Formats below bf16, the lowest first: the higher peak makes the smaller MFU."""
+NAMING = ("config_filename", "submission_platform")
+"""Keys of logs whose text may name the format."""
 BROKEN = frozenset({"block_start", "block_stop", "epoch_start", "epoch_stop", "eval_start", "eval_stop"})
 """Events without which the parts of the time cannot be told."""
 MEANINGLESS = "where its time went cannot be told, and figures taken from it mean nothing"
@@ -17,12 +23,15 @@ ONE_RUN_MS = 60_000
 """Milliseconds within which all ranks of one run log its start, and its end; farther apart they are of several runs."""
 
 
-def run_time(log: RunLog, benchmark: str, accelerators: int | None, accelerator: str) -> RunTime:
+def run_time(
+    log: RunLog, benchmark: str, accelerators: int | None, accelerator: str, software_notes: str = ""
+) -> RunTime:
     """Where the time of one run went.
 
     `accelerators` is how many the run used and `accelerator` their name in the system description. The parts
     `train_s`, `eval_s` and `gap_s` add up to run_stop - run_start; those that a log does not tell are None. Of a log
-    with lines of several runs only `total_s` is told, and `doubt` says why.
+    with lines of several runs only `total_s` is told, and `doubt` says why. `software_notes` (`sw_notes` of the
+    description) are a hint at the format of linear layers, where the log does not say it.
     """
     split = parts(log.events)
     doubt = _several(log)
@@ -39,7 +48,9 @@ def run_time(log: RunLog, benchmark: str, accelerators: int | None, accelerator:
     format_ = log.last(FORMAT_KEY)
     mfu, basis = (None, "")
     if tflops is not None:
-        mfu, basis = _mfu(tflops, flops, accelerator, str(format_.value) if format_ and format_.value else "")
+        named = str(format_.value) if format_ and format_.value else ""
+        hint = ("", "") if named else format_hint(log, software_notes)
+        mfu, basis = _mfu(tflops, flops, accelerator, named, hint)
     return RunTime(
         init_s=_seconds(split.init_ms),
         train_s=_seconds(split.train_ms) if whole else None,
@@ -115,8 +126,27 @@ def _no_flops(flops: ModelFlops, length: int | None) -> str:
     return f"no model FLOPs: they are known for {flops.seq_len} tokens a sample, the log has {length}"
 
 
-def _mfu(tflops: float, flops: ModelFlops, accelerator: str, format_: str) -> tuple[float | None, str]:
+def format_hint(log: RunLog, software_notes: str) -> tuple[str, str]:
+    """(lowest format below bf16 that is spoken of, where) in the notes or the names that a log gives itself; two empty
+    texts where none is."""
+    said = [("the system's sw_notes", software_notes)]
+    said += [(f"the log's {key}", str(event.value)) for key in NAMING for event in [log.last(key)] if event]
+    for format_ in LOW:
+        for where, text in said:
+            if re.search(rf"(?<![a-z0-9]){format_}(?![0-9])", text, re.IGNORECASE):
+                return format_, f'{where} ("{text[:60]}")'
+    return "", ""
+
+
+def _mfu(
+    tflops: float, flops: ModelFlops, accelerator: str, format_: str, hint: tuple[str, str] = ("", "")
+) -> tuple[float | None, str]:
     """(share of the peak, what was divided by what); (None, why there is none)."""
+    hinted = peak(accelerator, hint[0]) if hint[0] else None
+    if hinted is not None:
+        words = f"dense {hinted.format} peak, {figure(hinted.tflops, 6)} TFLOP/s ({hinted.source})"
+        words += f"; {hint[0]} by {hint[1]}: a hint, the log does not name its format"
+        return tflops / hinted.tflops, f"{words}; {_flops_basis(flops)}"
     dense = peak(accelerator, format_ or "bf16")
     if dense is None:
         figures, source = peaks(accelerator)
@@ -183,7 +213,7 @@ def _steps(time: RunTime) -> list[str]:
     if time.step_p10_s is not None and time.step_p90_s is not None:
         wide = 100 * (time.step_p90_s - time.step_p10_s) / time.step_s
         spread = f", 80 % of them within {duration(time.step_p10_s)} to {duration(time.step_p90_s)} ({wide:.1f} % wide)"
-    lines = [f"{number}{duration(time.step_s)} (median{spread}; {time.step_source})."]
+    lines = [f"{number}{duration(time.step_s)} ({time.step_kind}{spread}; {time.step_source})."]
     if time.slow_first_s is not None and time.slow_first_s > 0.5 * time.step_s:
         first = f"The first {FIRST} steps" if time.step_p10_s is not None else "The first block"
         lines.append(f"{first} took {duration(time.slow_first_s)} longer than at the usual pace.")

@@ -129,7 +129,7 @@ class RunTime:
     """Between run_start and run_stop, in neither block nor evaluation."""
     steps: int | None
     step_s: float | None
-    """Median step."""
+    """Median step; the mean where blocks are all that is timed (`step_kind`)."""
     step_p10_s: float | None
     step_p90_s: float | None
     step_source: str
@@ -157,6 +157,11 @@ class RunTime:
     """How FLOPs of a sample were counted, and whether causal attention is halved; else why there are none."""
     doubt: str = ""
     """Why parts, steps and rates of this log cannot be told, in one sentence; empty where they can."""
+
+    @property
+    def step_kind(self) -> str:
+        """median or mean: what `step_s` is."""
+        return "mean" if self.step_source.startswith("training time over steps") else "median"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def failed(entry: Entry, rule: str, found: str, change: str) -> Result:
 def _score(entry: Entry, progress: Progress | None, official: Official | None) -> Result:
     accelerators, _ = size_of(entry)
     accelerator = (entry.description or {}).get("accelerator_model_name")
+    notes = str((entry.description or {}).get("sw_notes") or "")
     runs: list[Run] = []
     refused: set[Path] = set()
     said: dict[Path, tuple[str, ...]] = {}
@@ -74,7 +75,7 @@ def _score(entry: Entry, progress: Progress | None, official: Official | None) -
                 if not verdict_.skipped:
                     (refused.discard if verdict_.passed else refused.add)(path)
             name = accelerator if isinstance(accelerator, str) else ""
-            time = run_time(log, benchmark, accelerators, name)
+            time = run_time(log, benchmark, accelerators, name, notes)
             run = dataclasses.replace(run, findings=(*run.findings, *checked), time=time)
         runs.append(run)
         if progress:
