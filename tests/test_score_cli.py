@@ -418,7 +418,7 @@ def test_announced_figures_come_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     assert "per accelerator   2.222x" in out
     words = " ".join(out.split())
-    assert "- B over A: different batch sizes, 1,152 and 896, which ask for as many samples (v5.0's reference" in words
+    assert "- B over A: different batch sizes, 1,152 and 896, but as many samples by v5.0's reference" in words
     assert "see the figures at equal batch size" not in out
     told = json.loads(run(capsys, "compare", base, other, "--json")[0])
     assert told["pairs"][0]["per_accelerator"] == pytest.approx(2.2224, abs=1e-4)

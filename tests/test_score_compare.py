@@ -1,10 +1,12 @@
 """Results side by side: the tables of the public announcements, each row named, and what they leave out."""
 
 import dataclasses
+import io
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from timetrial.errors import UserError
 from timetrial.report import compare_text
@@ -360,3 +362,16 @@ def test_nothing_to_compare_is_one_line() -> None:
     mini = compare_text.nothing(compare([one(H100_405B), own_result("mini")]))
     assert "mini preset" in mini
     assert "\n" not in mini
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_terminal_of_any_width_shows_names_in_whole_words(width: int) -> None:
+    compared = compare(published("v5.0/*/llama31_405b?accelerator=GB200"))
+    written = io.StringIO()
+    to = Console(file=written, width=width, force_terminal=True, color_system=None, highlight=False, markup=False)
+    compare_text.show(compared, to)
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for words in ("carina_ngpu2496_ngc25.04_nemo", "llama31_405b", "121.0926", "0.09078", "5.7 %", "A (base)"):
+        assert any(words in line for line in lines), words
+    assert ("evaluation" in lines[0]) == (width == 200)

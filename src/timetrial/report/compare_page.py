@@ -8,11 +8,11 @@ from typing import Any
 
 import timetrial
 from timetrial.report import pages
-from timetrial.report.compare_text import FACTORS, cells, figures, letter, warnings, why_none
+from timetrial.report.compare_text import FACTORS, FIGURES, cells, figures, letter, warnings, why_none
 from timetrial.report.score_record import UNVERIFIED, shown
 from timetrial.results.comparison import Comparison, Pair
 
-COLUMNS = ("accelerators", "batch size", "score, min", "samples/s each", "evaluation")
+COLUMNS = FIGURES
 """Heads of the numbers; on a phone each stands beside its number."""
 
 

@@ -25,6 +25,9 @@ FACTORS = (
     ("energy", "energy", "base's over this one"),
 )
 """(label, field of Pair, words)."""
+NAMES = ("round", "organization", "system", "benchmark")
+FIGURES = ("accelerators", "batch size", "score, min", "samples/s each", "evaluation")
+"""Columns of a result."""
 NOTHING = "nothing to compare"
 MOST_NAMED = 6
 """Letters that one warning names."""
@@ -38,7 +41,11 @@ EQUAL = (
 def show(comparison: Comparison, to: Console | None = None) -> None:
     """Print a comparison."""
     to = to or console()
-    wide(to, sides(comparison))
+    whole = sides(comparison)
+    if to.is_terminal and to.measure(whole, options=to.options.update(max_width=10_000)).maximum > to.width:
+        put(to, parted(comparison, to.width))
+    else:
+        wide(to, whole)
     for pair in comparison.pairs:
         put(to, Group(Text(), against(comparison, pair)))
     said = warnings(comparison)
@@ -100,14 +107,29 @@ def letter(index: int) -> str:
 
 def sides(comparison: Comparison) -> Table:
     """One row a result."""
+    return _table(comparison, [*NAMES, *FIGURES])
+
+
+def parted(comparison: Comparison, width: int) -> Group:
+    """The same as two tables, names and figures, for where one is too wide."""
+    whole = max(len(side.result.system) for side in comparison.sides) <= width // 2
+    return Group(_table(comparison, NAMES, whole), Text(), _table(comparison, FIGURES))
+
+
+def _table(comparison: Comparison, columns: Sequence[str], whole: bool = False) -> Table:
+    """`whole`: systems on one line; others of the names are folded."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
-    for name in ("round", "organization", "system", "benchmark"):
-        table.add_column(name, overflow="fold")
-    for name in ("accelerators", "batch size", "score, min", "samples/s each", "evaluation"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        if column in NAMES:
+            table.add_column(column, overflow="fold", no_wrap=whole and column == "system")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     for index, side in enumerate(comparison.sides):
-        table.add_row(*cells(comparison, index, side), style="bold" if index == comparison.base else "")
+        head, *rest = cells(comparison, index, side)
+        row = dict(zip((*NAMES, *FIGURES), rest, strict=True))
+        told = (row[column] for column in columns)
+        table.add_row(head, *told, style="bold" if index == comparison.base else "")
     return table
 
 

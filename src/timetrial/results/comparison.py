@@ -306,9 +306,9 @@ def _batch_words(a: Side, b: Side, factor: float | None, basis: str) -> str:
     if factor is None:
         return f"; there are no figures at equal batch size: {basis}"
     if factor == 1.0:
-        return f", which ask for as many samples ({basis})"
+        return f", but as many samples by {basis}"
     if a.accelerator_min is None or b.accelerator_min is None:
-        return f", which ask for other samples ({basis})"
+        return f", and other samples by {basis}"
     return ": see the figures at equal batch size"
 
 
