@@ -16,7 +16,7 @@ from mlperf_logging.result_summarizer import result_summarizer
 from timetrial.results.energy import energy, node_joules, power_folder, read_power, run_energy, switch_joules
 from timetrial.results.records import Run
 
-TABLE = Path("/work/shared/facts/published_results.csv")
+TABLE = Path(__file__).resolve().parents[2] / "shared/facts/published_results.csv"
 START = 1_750_000_000_000
 Events = list[tuple[int, str, Any]]
 

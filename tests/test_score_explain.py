@@ -24,8 +24,8 @@ from timetrial.results.margin import (
 from timetrial.results.read import read
 from timetrial.results.records import Convergence, Energy, Run, RunTime
 
-LOGS = Path("/work/shared/logs")
-TABLE = Path("/work/shared/facts/published_results.csv")
+LOGS = Path(__file__).resolve().parents[2] / "shared/logs"
+TABLE = Path(__file__).resolve().parents[2] / "shared/facts/published_results.csv"
 DIRECTORIES = sorted({path.parent for path in LOGS.glob("*/*/results/*/*/result_*.txt")}) if LOGS.is_dir() else []
 
 
