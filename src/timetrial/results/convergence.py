@@ -179,19 +179,19 @@ def choose(reference: Reference, gbs: float, full: bool = False) -> Choice:
     name = "full" if full else "pruned"
     for point in points:
         if point.gbs == gbs:
-            return Choice(point, f"the point at batch size {gbs:g} ({name} set)", "RCP found")
+            return Choice(point, f"the point at batch size {gbs:.12g} ({name} set)", "RCP found")
     below = max((point for point in points if point.gbs < gbs), key=lambda point: point.gbs, default=None)
     above = min((point for point in points if point.gbs > gbs), key=lambda point: point.gbs, default=None)
-    missing = f"Missing RCP, please submit RCP with BS = {gbs:g}"
+    missing = f"Missing RCP, please submit RCP with BS = {gbs:.12g}"
     if below and above:
         point = between(gbs, below, above, reference.submission_runs)
-        words = f"between batch sizes {below.gbs:g} and {above.gbs:g} ({name} set)"
+        words = f"between batch sizes {below.gbs:.12g} and {above.gbs:.12g} ({name} set)"
         return Choice(point, words, "RCP Interpolation")
     if above:
-        words = f"the smallest point, batch size {above.gbs:g} ({name} set)"
+        words = f"the smallest point, batch size {above.gbs:.12g} ({name} set)"
         return Choice(above, words, "RCP not found but slower convergence on smaller batch size")
     if below:
-        return Choice(None, f"none: {gbs:g} is above the largest batch size, {below.gbs:g} ({name} set)", missing)
+        return Choice(None, f"none: {gbs:.12g} is above the largest batch size, {below.gbs:.12g} ({name} set)", missing)
     return Choice(None, "none: no points", "Cannot find any RCPs")
 
 
