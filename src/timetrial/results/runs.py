@@ -234,7 +234,7 @@ def _diffusion(log: RunLog, evaluations: list[LogEvent], findings: list[Finding]
     for where, metrics in values.items():
         missing = [name for name in TARGETS if name not in metrics]
         if missing:
-            found = f"no {' and '.join(missing)} after {where:,.12g} samples"
+            found = f"no {' and '.join(missing)} after {where:.12g} samples"
             _add(findings, "fail", "evaluation", found, "FID and CLIP", "log both", log, evaluations[-1], CHECKER)
             return None, None
         if all(low <= metrics[name] <= high for name, (low, high) in TARGETS.items()):
