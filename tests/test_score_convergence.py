@@ -222,7 +222,7 @@ def test_diffusion_counts_the_first_that_passes_both(tmp_path: Path) -> None:
     (entry,) = find([half], "v5.0")
     run = run_of(read(entry.logs[0]), entry)
     assert run.samples is None
-    assert [found.found for found in run.findings if found.level == "fail"] == ["no CLIP after 2.048e+06 samples"]
+    assert [found.found for found in run.findings if found.level == "fail"] == ["no CLIP after 2048000 samples"]
 
 
 def test_synthetic_references_are_pruned_as_the_checker_does(tmp_path: Path) -> None:
