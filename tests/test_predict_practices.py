@@ -8,9 +8,10 @@ import pytest
 
 from timetrial.config import replace
 from timetrial.predict import answer, constants, fit, practices
-from timetrial.predict.predict import fitted, predict, system_named
+from timetrial.predict.predict import fitted, predict
 from timetrial.predict.request import Request, request
 from timetrial.systems import stack as stacks
+from timetrial.systems import system as systems
 
 ROW = {
     "round": "v5.0", "benchmark": "llama2_70b_lora", "accelerator": "AMD Instinct MI300X 192GB HBM3",
@@ -65,7 +66,7 @@ def test_a_constant_of_stack_and_generation_bears_on_both_alone() -> None:
         ("b200-sxm", "ngc25.09", 1.1), ("gb200-nvl72", "ngc25.09", 1.1), ("b200-sxm", "ngc25.04", 1.0),
         ("h200-sxm", "ngc25.09", 1.0),
     ):  # fmt: skip
-        kinds = system_named(system), stacks.load(stack)
+        kinds = systems.named(system), stacks.load(stack)
         ratio = fitted(ripe, *kinds, False).speed / fitted(constants.Constants({}), *kinds, False).speed
         assert ratio == pytest.approx(share), (system, stack)
     point = fit.Point("b200-sxm", "blackwell", "ngc25.09", 1.0, lambda c: 1.0)

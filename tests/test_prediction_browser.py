@@ -6,8 +6,6 @@ The same visit as that of the run's report (`test_report_browser.py`): headless 
 from __future__ import annotations
 
 import dataclasses
-import html as escapes
-import json
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 
 from prediction_cases import answered
-from test_report_browser import FRAMES, PROBE, check_labels, start
+from test_report_browser import PROBE, check_labels, look, start
 from timetrial.report.prediction import page
 
 pytestmark = pytest.mark.chromium
@@ -40,17 +38,7 @@ def chromium() -> str:
 
 def visit(chromium: str, source: str, tmp_path: Path) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """Console messages, and what the probe measured by width of the window."""
-    source, policies = re.subn(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", source)
-    assert policies == 1  # it forbids scripts, so also the probe
-    (tmp_path / "probed.html").write_text(source.replace("</body>", f"{PROBED}</body>"), encoding="utf-8")
-    frame = '<iframe src="probed.html" style="width: {}px; height: {}px; border: 0"></iframe>'
-    frames = tmp_path / "frames.html"
-    frames.write_text(FRAMES + frame.format(*DESK) + frame.format(*PHONE), encoding="utf-8")
-    done = start(chromium, tmp_path / "profile", frames, (1900, 1000), "--dump-dom")
-    measured = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert measured is not None, done.stderr[-2000:]
-    found = json.loads(escapes.unescape(measured[1]))
-    return re.findall(r":CONSOLE.*", done.stderr), {seen["window"]: seen for seen in found}
+    return look(chromium, source, PROBED, tmp_path, (DESK, PHONE))
 
 
 @pytest.mark.parametrize("kind", ["pipelined", "adapted", "bare", "too large"])

@@ -99,20 +99,33 @@ def start(
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=True)
 
 
+def look(
+    chromium: str,
+    source: str,
+    probe: str,
+    tmp_path: Path,
+    widths: tuple[tuple[int, int], tuple[int, int]],
+    window: tuple[int, int] = (1900, 1000),
+) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    """Opens a page that carries `probe` in frames of two sizes; console messages, and what was measured by width."""
+    source, policies = re.subn(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", source)
+    assert policies == 1  # it forbids scripts, so also the probe
+    (tmp_path / "probed.html").write_text(source.replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    frame = '<iframe src="probed.html" style="width: {}px; height: {}px; border: 0"></iframe>'
+    frames = tmp_path / "frames.html"
+    frames.write_text(FRAMES + "".join(frame.format(*size) for size in widths), encoding="utf-8")
+    done = start(chromium, tmp_path / "profile", frames, window, "--dump-dom")
+    measured = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert measured is not None, done.stderr[-2000:]
+    found = json.loads(escapes.unescape(measured[1]))
+    return re.findall(r":CONSOLE.*", done.stderr), {seen["window"]: seen for seen in found}
+
+
 def visit(chromium: str, page: Path, tmp_path: Path, extra: str = "") -> Seen:
     """Opens a copy of the page that carries the probe, and `extra` before it, at both widths."""
     source = page.read_text(encoding="utf-8")
-    source, policies = re.subn(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", source)
-    assert policies == 1  # it forbids scripts, so also the probe
-    (tmp_path / "probed.html").write_text(source.replace("</body>", f"{extra}{PROBE}</body>"), encoding="utf-8")
-    frame = '<iframe src="probed.html" style="width: {}px; height: {}px; border: 0"></iframe>'
-    frames = tmp_path / "frames.html"
-    frames.write_text(FRAMES + frame.format(*DESK) + frame.format(*PHONE), encoding="utf-8")
-    done = start(chromium, tmp_path / "profile", frames, (1600, 1000), "--dump-dom")
-    measured = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert measured is not None, done.stderr[-2000:]
-    by_width = {found["window"]: found for found in json.loads(escapes.unescape(measured[1]))}
-    return Seen(re.findall(r":CONSOLE.*", done.stderr), by_width[DESK[0]], by_width[PHONE[0]])
+    console, by_width = look(chromium, source, extra + PROBE, tmp_path, (DESK, PHONE), (1600, 1000))
+    return Seen(console, by_width[DESK[0]], by_width[PHONE[0]])
 
 
 RUNS: dict[str, dict[str, Any]] = {

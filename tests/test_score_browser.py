@@ -4,8 +4,6 @@ and on a phone. The same visit as that of a prediction's page."""
 from __future__ import annotations
 
 import dataclasses
-import html as escapes
-import json
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from score_runs import benchmark_directory
-from test_report_browser import FRAMES, start
+from test_report_browser import look, start
 from timetrial.report import compare_page, score_page
 from timetrial.results import Result, compare, published, score
 from timetrial.results.records import RunTime
@@ -78,17 +76,8 @@ def _time(total: float) -> RunTime:
 
 def visit(chromium: str, source: str, tmp_path: Path) -> dict[int, dict[str, Any]]:
     """What the probe measured, by width of the window; nothing may stand on the console."""
-    source, policies = re.subn(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", source)
-    assert policies == 1  # it forbids scripts, so also the probe
-    (tmp_path / "probed.html").write_text(source.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
-    frame = '<iframe src="probed.html" style="width: {}px; height: {}px; border: 0"></iframe>'
-    frames = tmp_path / "frames.html"
-    frames.write_text(FRAMES + frame.format(*DESK) + frame.format(*PHONE), encoding="utf-8")
-    done = start(chromium, tmp_path / "profile", frames, (1900, 1000), "--dump-dom")
-    measured = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert measured is not None, done.stderr[-2000:]
-    assert re.findall(r":CONSOLE.*", done.stderr) == []
-    found = {seen["window"]: seen for seen in json.loads(escapes.unescape(measured[1]))}
+    console, found = look(chromium, source, PROBE, tmp_path, (DESK, PHONE))
+    assert console == []
     assert set(found) == {DESK[0], PHONE[0]}
     for width, probe in found.items():
         assert probe["requests"] == []

@@ -15,10 +15,11 @@ from timetrial.predict.converge import TimeToTrain, time_to_train
 from timetrial.predict.energy import Energy
 from timetrial.predict.local import local_memory
 from timetrial.predict.memory import Memory
-from timetrial.predict.predict import Prediction, predict, stack_of, system_named, system_of
+from timetrial.predict.predict import Prediction, predict, stack_of, system_of
 from timetrial.predict.request import PRECISIONS, RECIPES, Hints, Request
 from timetrial.predict.rows import Answer
 from timetrial.systems import stack as stacks
+from timetrial.systems import system as systems
 from timetrial.systems.stack import Stack
 from timetrial.workloads.workload import resolve
 
@@ -54,7 +55,7 @@ def request_of(
     if graphs not in (None, *GRAPHS):
         raise UserError(f"--graphs {graphs}: use {', '.join(GRAPHS)}")
     config: RunConfig = resolve(workload, preset, round_)
-    found = system_named(system)
+    found = systems.named(system)
     processors = found.accelerator.generation == "cpu"
     name, attention, recipe = _precision(precision or (config.plan.precision if processors else "fp8"))
     if processors and name not in ("fp32", "bf16"):

@@ -18,16 +18,9 @@ from functools import lru_cache
 
 from timetrial.config import Plan
 from timetrial.parallel.plan import split_layers, stage_rank
-from timetrial.predict.price import Pricing
-from timetrial.predict.step import Passes, kind_seconds
 
 Counts = tuple[int, int, int]
 """Layers of the kinds embed, block and head."""
-
-
-def layer_seconds(known: Passes, pricing: Pricing) -> dict[str, float]:
-    """Kind of layer -> seconds of one micro batch, both passes; of several ways of a kind the fastest."""
-    return {kind: seconds.total for kind, seconds in kind_seconds(known, pricing).items()}
 
 
 def least_s(plan: Plan, n_layers: int, seconds: Mapping[str, float], fixed_s: float, skew: float = 0.0) -> float:

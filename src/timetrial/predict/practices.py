@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,14 @@ def of(workload: str, accelerator: str) -> list[Practice]:
     return [one for one in practices() if one.workload == workload and any(word in name for word in one.accelerators)]
 
 
-def recomputed(known: list[Practice], assumed: list[str]) -> int:
-    """Blocks that are computed again."""
-    for one in known:
-        if one.recompute_layers:
-            assumed.append(f"{one.recompute_layers} blocks computed again, as such submissions do ({one.source})")
-            return one.recompute_layers
-    return 0
+WORDS = {"recompute_layers": "{} blocks computed again", "attention": "attention in {}"}
+"""Setting -> what is said of it."""
 
 
-def attention(known: list[Practice], assumed: list[str]) -> str:
-    """Format of attention; "" where nothing is known."""
+def taken(known: list[Practice], setting: str, otherwise: Any, assumed: list[str]) -> Any:
+    """What `known` practices say of one of WORDS, noted in `assumed`; `otherwise` where none does."""
     for one in known:
-        if one.attention:
-            assumed.append(f"attention in {one.attention}, as such submissions do ({one.source})")
-            return one.attention
-    return ""
+        if value := getattr(one, setting):
+            assumed.append(f"{WORDS[setting].format(value)}, as such submissions do ({one.source})")
+            return value
+    return otherwise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from timetrial.config import RunConfig
 from timetrial.errors import UserError
 from timetrial.predict import cache, network, placement
-from timetrial.predict.constants import Constants, on
+from timetrial.predict.constants import KINDS, Constants, on
 from timetrial.predict.constants import load as load_constants
 from timetrial.predict.events import LayerTrace
 from timetrial.predict.kernels import Layer, compile_layer
@@ -24,10 +24,6 @@ from timetrial.systems.system import System
 
 GRAPHS = {"full_iter": "full", "layer": "layer", "mcore": "layer"}
 """What a published table calls a CUDA graph -> which launches it takes off the host."""
-
-
-OVERLAPS = ("tp_overlap", "cp_overlap", "dp_overlap")
-"""Constants of what computing hides, by axis."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,7 @@ class Prediction:
 
 def system_of(request: Request) -> System:
     """The system that a request names."""
-    return system_named(request.system)
-
-
-def system_named(name: str) -> System:
-    """A system by its own name, by its file, or by a name under which results are published."""
-    return systems.named(name)
+    return systems.named(request.system)
 
 
 def stack_of(request: Request, system: System) -> Stack:
@@ -154,10 +145,7 @@ def fitted(constants: Constants, system: System, stack: Stack, derived: bool) ->
         launch_s=value("launch_s", stack.name),
         step_s=value("step_s", stack.name),
         flops_per_joule=value("flops_per_joule", generation) if derived else None,
-        **{
-            name: value(name)
-            for name in ("memory", "network", "skew", "mx_kernels", "fp8_attention", "contention", *OVERLAPS)
-        },
+        **{name: value(name) for name, kind in KINDS.items() if kind.of == "all"},
     )
 
 

@@ -203,9 +203,9 @@ def request(row: Mapping[str, str]) -> Request:
     hints = _hints(cells, recipe, healing)
     known = practices.of(about.config.workload, system) if about.converges else []
     if not cells.text("recompute"):
-        hints = replace(hints, recompute_layers=practices.recomputed(known, assumed))
+        hints = replace(hints, recompute_layers=practices.taken(known, "recompute_layers", 0, assumed))
     if not cells.text("precision"):
-        attention = practices.attention(known, assumed) or attention
+        attention = practices.taken(known, "attention", attention, assumed)
     plan = Plan(
         tp=tp, cp=cp, pp=pp, vp=vp, ep=ep, dp=dp, mbs=mbs, gbs=gbs,
         shard=_shard(cells, hints, dp * cp), zero=3 if _fsdp(cells) else 1,

@@ -9,7 +9,7 @@ from functools import cached_property
 from timetrial.config import Plan, RunConfig
 from timetrial.predict import memory, placement, predict
 from timetrial.predict.batches import traced
-from timetrial.predict.bound import layer_seconds, least_s
+from timetrial.predict.bound import least_s
 from timetrial.predict.constants import Constants
 from timetrial.predict.events import LayerTrace
 from timetrial.predict.kernels import Layer
@@ -18,7 +18,7 @@ from timetrial.predict.price import Pricing
 from timetrial.predict.request import Request
 from timetrial.predict.schedule import Durations
 from timetrial.predict.space import Space
-from timetrial.predict.step import Passes, Step, passes, predict_step
+from timetrial.predict.step import Passes, Step, kind_seconds, passes, predict_step
 from timetrial.systems.stack import Stack
 from timetrial.systems.system import System
 
@@ -81,7 +81,7 @@ class Shelf:
         pricing, known = self._prices(plan)
         lies = self._lie(plan)
         if lies not in self._sums:
-            self._sums[lies] = layer_seconds(known, pricing)
+            self._sums[lies] = {kind: s.total for kind, s in kind_seconds(known, pricing).items()}
         return least_s(plan, self._n_layers, self._sums[lies], pricing.fitted.step_s, pricing.fitted.skew)
 
     def step(self, plan: Plan, pipeline_s: PipelineSeconds | None) -> Step:

@@ -13,6 +13,7 @@ from typing import Any
 import timetrial
 from timetrial.report import pages, text
 from timetrial.report.score_record import (
+    MARKS,
     UNVERIFIED,
     about,
     breakdown,
@@ -32,7 +33,6 @@ from timetrial.report.score_record import (
 )
 from timetrial.results.records import Result, Run
 
-MARKS = {"good": "\u2713", "open": "!", "bad": "\u2717"}
 COLORS = {"training": "forward", "evaluation": "data", "neither": "checkpoint", "not told": "other"}
 """Part of the time -> variable of the style sheet."""
 MOST_RUNS = 60

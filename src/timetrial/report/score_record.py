@@ -19,6 +19,8 @@ ORDER = ("fail", "warn", "note", "allowed")
 SUMMARIES = ("result.compliance", "score.refused", "result.not_converged", "score.not_converged")
 """Rules that only sum up what single runs break; they come behind those."""
 UNVERIFIED = "not verified by MLCommons"
+MARKS = {"good": "\u2713", "open": "!", "bad": "\u2717"}
+"""Kind of a verdict -> its mark."""
 MINI_NOTICE = "a mini preset: no MLPerf result"
 NOT_ASKED = (
     "Not asked were its checkers of packages, seeds, system descriptions and reference convergence: "

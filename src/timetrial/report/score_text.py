@@ -14,6 +14,7 @@ from rich.text import Text
 
 from timetrial.report import text as numbers
 from timetrial.report.score_record import (
+    MARKS,
     Breakdown,
     about,
     breakdown,
@@ -42,7 +43,6 @@ STYLES = {
     **{"fail": "bold red", "warn": "yellow", "note": "dim", "allowed": "dim"},
     **{"good": "bold green", "open": "bold yellow", "bad": "bold red"},
 }
-MARKS = {"good": "\u2713", "open": "!", "bad": "\u2717"}
 MOST_FAILS = 5
 """Failures of one result among many that are told."""
 MOST_WARNS = 12
